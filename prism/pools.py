@@ -1,0 +1,500 @@
+"""Duration distributions: the leaves, the wrappers and the fit.
+
+A pool is a frozen value with one essential method, `quantile`; everything else follows from it.
+scipy supplies moments and fits; the engine reads a pool as a table (`lower`).
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy import stats
+
+from prism import _engine
+from prism.schema import finite_durations
+
+#: probability of a negative duration above which a Normal is refused
+NEGATIVE_MASS = 1e-6
+
+
+class DurationPool(abc.ABC):
+    """Distribution of the duration of one operation, in seconds, on [0, inf)."""
+
+    @abc.abstractmethod
+    def quantile(self, q: float | np.ndarray) -> np.ndarray:
+        """Quantile function. `q` (...) in [0, 1]; returns (...), seconds."""
+
+    @property
+    @abc.abstractmethod
+    def mean(self) -> float:
+        """Mean, seconds."""
+
+    @property
+    @abc.abstractmethod
+    def std(self) -> float:
+        """Standard deviation of the distribution (not of a sample), seconds."""
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation, std / mean; 0 for a pool that is always 0."""
+        return self.std / self.mean if self.mean > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Empirical(DurationPool):
+    """The samples themselves, each equally likely.
+
+    `quantile` is the inverse of the empirical distribution function, so mean and standard
+    deviation are exactly those of the samples (with n, not n - 1) and nothing outside their
+    range can be drawn: for tails beyond the data fit a family.
+
+    Parameters
+    ----------
+    samples : sequence of float (n,), seconds, in any order
+
+    Raises
+    ------
+    ValueError
+        If there is no sample or one is NaN, infinite or negative.
+
+    Examples
+    --------
+    >>> pool = Empirical((0.3, 0.1, 0.2, 0.2))
+    >>> float(pool.quantile(0.5)), round(pool.mean, 3)
+    (0.2, 0.2)
+    """
+
+    samples: tuple[float, ...]
+    family: ClassVar[str] = "empirical"
+
+    def __post_init__(self) -> None:
+        if len(self.samples) == 0:
+            raise ValueError("an Empirical pool needs at least one sample, none given")
+        x = finite_durations(self.samples, "an Empirical pool")
+        object.__setattr__(self, "samples", tuple(np.sort(x).tolist()))
+
+    def quantile(self, q: float | np.ndarray) -> np.ndarray:
+        n = len(self.samples)
+        index = np.ceil(np.asarray(q, float) * n).astype(int) - 1
+        return np.asarray(self.samples)[np.clip(index, 0, n - 1)]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.samples))
+
+    @property
+    def std(self) -> float:
+        return float(np.std(self.samples))
+
+
+class Parametric(DurationPool):
+    """A family of scipy; leaves say which by `frozen`."""
+
+    family: ClassVar[str]
+    scipy_family: ClassVar[stats.rv_continuous]
+
+    @property
+    @abc.abstractmethod
+    def frozen(self):
+        """The frozen scipy distribution."""
+
+    def quantile(self, q: float | np.ndarray) -> np.ndarray:
+        return self.frozen.ppf(q)
+
+    @property
+    def mean(self) -> float:
+        return float(self.frozen.mean())
+
+    @property
+    def std(self) -> float:
+        return float(self.frozen.std())
+
+
+@dataclass(frozen=True)
+class LogNormal(Parametric):
+    """``exp(mu + sigma Z)``; `mu` and `sigma` belong to the logarithm (of seconds).
+
+    ``cv = sqrt(exp(sigma^2) - 1)``. Raises `ValueError` unless both are finite and sigma > 0.
+
+    Examples
+    --------
+    >>> round(LogNormal(mu=0.0, sigma=0.2).cv, 6)
+    0.202017
+    """
+
+    mu: float
+    sigma: float
+    family: ClassVar[str] = "lognormal"
+    scipy_family: ClassVar[stats.rv_continuous] = stats.lognorm
+
+    def __post_init__(self) -> None:
+        _require(np.isfinite(self.mu) and 0 < self.sigma < np.inf, self, "sigma > 0")
+
+    @property
+    def frozen(self):
+        return stats.lognorm(s=self.sigma, scale=np.exp(self.mu))
+
+    @classmethod
+    def from_moments(cls, mean: float, cv: float) -> LogNormal:
+        """The LogNormal with this mean (seconds) and coefficient of variation.
+
+        Examples
+        --------
+        >>> pool = LogNormal.from_moments(mean=2.0, cv=0.3)
+        >>> round(pool.mean, 12), round(pool.cv, 12)
+        (2.0, 0.3)
+        """
+        sigma2 = np.log1p(cv**2)
+        return cls(float(np.log(mean) - sigma2 / 2), float(np.sqrt(sigma2)))
+
+
+@dataclass(frozen=True)
+class Normal(Parametric):
+    """Normal with mean `mu` and standard deviation `sigma`, seconds.
+
+    Durations are not negative: a Normal with more than `NEGATIVE_MASS` below zero is refused
+    rather than cut off in silence, since cutting moves the mean.
+
+    Examples
+    --------
+    >>> Normal(mu=1.0, sigma=0.5)
+    Traceback (most recent call last):
+        ...
+    ValueError: Normal(mu=1.0, sigma=0.5) puts 2.3 % of its mass below zero; use LogNormal or Gamma
+    """
+
+    mu: float
+    sigma: float
+    family: ClassVar[str] = "normal"
+    scipy_family: ClassVar[stats.rv_continuous] = stats.norm
+
+    def __post_init__(self) -> None:
+        _require(np.isfinite(self.mu) and 0 < self.sigma < np.inf, self, "sigma > 0")
+        below = stats.norm.cdf(0.0, self.mu, self.sigma)
+        if below > NEGATIVE_MASS:
+            raise ValueError(
+                f"{self!r} puts {100 * below:.2g} % of its mass below zero; use LogNormal or Gamma"
+            )
+
+    @property
+    def frozen(self):
+        return stats.norm(self.mu, self.sigma)
+
+
+@dataclass(frozen=True)
+class Gamma(Parametric):
+    """Gamma with `shape` and `scale` (seconds); mean = shape * scale, cv = shape^-1/2.
+
+    Examples
+    --------
+    >>> Gamma(shape=4.0, scale=0.5).cv
+    0.5
+    """
+
+    shape: float
+    scale: float
+    family: ClassVar[str] = "gamma"
+    scipy_family: ClassVar[stats.rv_continuous] = stats.gamma
+
+    def __post_init__(self) -> None:
+        _require(
+            0 < self.shape < np.inf and 0 < self.scale < np.inf, self, "shape > 0 and scale > 0"
+        )
+
+    @property
+    def frozen(self):
+        return stats.gamma(self.shape, scale=self.scale)
+
+
+@dataclass(frozen=True)
+class Fixed(DurationPool):
+    """Always `value` seconds. What a frozen pool becomes."""
+
+    value: float
+    family: ClassVar[str] = "fixed"
+
+    def __post_init__(self) -> None:
+        finite_durations([self.value], "a Fixed pool")
+
+    def quantile(self, q: float | np.ndarray) -> np.ndarray:
+        return np.full(np.shape(q), self.value)
+
+    @property
+    def mean(self) -> float:
+        return self.value
+
+    @property
+    def std(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Scaled(DurationPool):
+    """`pool` times `factor` >= 0: a slower device, another size. The cv stays.
+
+    Examples
+    --------
+    >>> Scaled(Fixed(0.2), 1.5).mean
+    0.30000000000000004
+    """
+
+    pool: DurationPool
+    factor: float
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.factor < np.inf, self, "a factor >= 0")
+
+    def quantile(self, q: float | np.ndarray) -> np.ndarray:
+        return self.factor * self.pool.quantile(q)
+
+    @property
+    def mean(self) -> float:
+        return self.factor * self.pool.mean
+
+    @property
+    def std(self) -> float:
+        return self.factor * self.pool.std
+
+
+@dataclass(frozen=True)
+class Shifted(DurationPool):
+    """`pool` plus `by` seconds. The standard deviation stays. Raises if it could go negative."""
+
+    pool: DurationPool
+    by: float
+
+    def __post_init__(self) -> None:
+        _require(np.isfinite(self.by) and self.pool.quantile(0.0) + self.by >= 0, self, "support >= 0")
+
+    def quantile(self, q: float | np.ndarray) -> np.ndarray:
+        return self.pool.quantile(q) + self.by
+
+    @property
+    def mean(self) -> float:
+        return self.pool.mean + self.by
+
+    @property
+    def std(self) -> float:
+        return self.pool.std
+
+
+FAMILIES: dict[str, type[Parametric]] = {c.family: c for c in (LogNormal, Normal, Gamma)}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted pool and how well it fits.
+
+    Attributes
+    ----------
+    pool : DurationPool
+    family : str
+    count : int
+        Number of samples.
+    aic : float
+        Akaike's information criterion, 2 k - 2 log L; NaN for an empirical pool.
+    ks, ad : float
+        Kolmogorov-Smirnov distance and Anderson-Darling statistic of samples against the pool.
+    ks_pvalue, ad_pvalue : float
+        From a parametric bootstrap that fits anew each time, since tables for known parameters
+        are far too generous once parameters come from the same data. NaN where not asked for.
+    """
+
+    pool: DurationPool
+    family: str
+    count: int
+    aic: float = np.nan
+    ks: float = 0.0
+    ad: float = np.nan
+    ks_pvalue: float = np.nan
+    ad_pvalue: float = np.nan
+
+
+def fit(
+    samples: Sequence[float] | np.ndarray,
+    family: str = "best",
+    *,
+    bootstrap: int = 0,
+    seed: int = 0,
+) -> Fit:
+    """Fit a duration pool by maximum likelihood and say how well it fits.
+
+    Parameters
+    ----------
+    samples : (n,), seconds
+    family : {"best", "empirical", "lognormal", "normal", "gamma"}
+        ``best`` takes the family with the least AIC among those that the data allow.
+    bootstrap : int
+        Resamples for the p-values (0: none; `scipy.stats.goodness_of_fit`).
+    seed : int
+        Seed of that bootstrap.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    ValueError
+        Unknown family; NaN, infinite or negative samples; fewer than 3 samples or no spread
+        for a parametric family; zeros for LogNormal or Gamma.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).lognormal(-2.0, 0.3, 2000)
+    >>> f = fit(x, "lognormal")
+    >>> round(f.pool.mu, 2), round(f.pool.sigma, 2)
+    (-2.0, 0.3)
+    """
+    x = finite_durations(samples, "samples to fit").ravel()
+    if family == "empirical":
+        return Fit(Empirical(tuple(x)), family, x.size)
+    if family != "best" and family not in FAMILIES:
+        known = ", ".join(("best", "empirical", *FAMILIES))
+        raise ValueError(f"unknown family {family!r}; one of {known}")
+    if x.size < 3 or np.ptp(x) == 0:
+        raise ValueError(
+            f"a parametric family needs at least 3 samples with some spread, got {x.size} "
+            f"between {x.min(initial=np.inf):.6g} and {x.max(initial=-np.inf):.6g} s; "
+            "use family='empirical'"
+        )
+    if family != "best":
+        return _fit_one(x, family, bootstrap, seed)
+    fits, refusals = [], []
+    for name in FAMILIES:
+        try:
+            fits.append(_fit_one(x, name, 0, seed))
+        except ValueError as refusal:
+            refusals.append(str(refusal))
+    if not fits:
+        raise ValueError("no family fits: " + "; ".join(refusals))
+    best = min(fits, key=lambda f: f.aic)
+    return _fit_one(x, best.family, bootstrap, seed) if bootstrap else best
+
+
+def _fit_one(x: np.ndarray, family: str, bootstrap: int, seed: int) -> Fit:
+    pool = _ESTIMATORS[family](x)
+    log_likelihood = float(np.sum(pool.frozen.logpdf(x)))
+    cdf = pool.frozen.cdf
+    return Fit(
+        pool,
+        family,
+        x.size,
+        aic=4.0 - 2.0 * log_likelihood,
+        ks=float(stats.kstest(x, cdf).statistic),
+        ad=_anderson_darling(x, pool),
+        ks_pvalue=_bootstrap_pvalue(x, pool, "ks", bootstrap, seed),
+        ad_pvalue=_bootstrap_pvalue(x, pool, "ad", bootstrap, seed),
+    )
+
+
+def _anderson_darling(x: np.ndarray, pool: Parametric) -> float:
+    """A^2 = -n - sum (2i - 1)/n (log F(x_i) + log(1 - F(x_{n+1-i}))), Anderson-Darling 1954."""
+    x = np.sort(x)
+    weight = (2 * np.arange(1, x.size + 1) - 1) / x.size
+    return float(-x.size - np.sum(weight * (pool.frozen.logcdf(x) + pool.frozen.logsf(x)[::-1])))
+
+
+def _bootstrap_pvalue(x: np.ndarray, pool: Parametric, statistic: str, n: int, seed: int) -> float:
+    if n == 0:
+        return np.nan
+    known = {} if pool.family == "normal" else {"loc": 0.0}
+    return float(
+        stats.goodness_of_fit(
+            pool.scipy_family,
+            x,
+            known_params=known,
+            statistic=statistic,
+            n_mc_samples=n,
+            rng=np.random.default_rng(seed),
+        ).pvalue
+    )
+
+
+def _positive(x: np.ndarray, family: str) -> np.ndarray:
+    if np.any(x <= 0):
+        raise ValueError(
+            f"{family} needs samples > 0, {int(np.sum(x <= 0))} of {x.size} are 0; "
+            "use family='empirical'"
+        )
+    return x
+
+
+def _fit_lognormal(x: np.ndarray) -> LogNormal:
+    log = np.log(_positive(x, "lognormal"))
+    return LogNormal(float(log.mean()), float(log.std()))
+
+
+def _fit_normal(x: np.ndarray) -> Normal:
+    return Normal(float(x.mean()), float(x.std()))
+
+
+def _fit_gamma(x: np.ndarray) -> Gamma:
+    shape, _, scale = stats.gamma.fit(_positive(x, "gamma"), floc=0)
+    return Gamma(float(shape), float(scale))
+
+
+_ESTIMATORS: dict[str, Callable[[np.ndarray], Parametric]] = {
+    "lognormal": _fit_lognormal,
+    "normal": _fit_normal,
+    "gamma": _fit_gamma,
+}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A pool as the engine reads it: ``shift + scale * table(u)``.
+
+    `base` identifies the table, so that pools which differ in scale alone share one.
+    """
+
+    base: DurationPool
+    scale: float
+    shift: float
+
+
+def lower(pool: DurationPool) -> Lowered:
+    """Peel wrappers off a pool until a table remains; constants become scale 0.
+
+    Examples
+    --------
+    >>> lower(Scaled(Shifted(Fixed(1.0), 0.5), 2.0))
+    Lowered(base=Fixed(value=1.0), scale=0.0, shift=3.0)
+    """
+    if isinstance(pool, Fixed):
+        return Lowered(pool, 0.0, pool.value)
+    if isinstance(pool, Scaled):
+        inner = lower(pool.pool)
+        return Lowered(inner.base, inner.scale * pool.factor, inner.shift * pool.factor)
+    if isinstance(pool, Shifted):
+        inner = lower(pool.pool)
+        return Lowered(inner.base, inner.scale, inner.shift + pool.by)
+    return Lowered(pool, 1.0, 0.0)
+
+
+def table(base: DurationPool) -> tuple[int, np.ndarray]:
+    """Kind and values of the engine's table of a pool without wrappers.
+
+    Returns
+    -------
+    kind : int
+        `_engine.STEP` or `_engine.OCTAVE`.
+    values : ndarray, seconds
+    """
+    if isinstance(base, Empirical):
+        return _engine.STEP, np.asarray(base.samples)
+    if isinstance(base, Fixed):
+        return _engine.STEP, np.array([base.value])
+    v = _engine.octave_tails()
+    upper = base.frozen.isf(v) if isinstance(base, Parametric) else base.quantile(1.0 - v)
+    return _engine.OCTAVE, np.maximum(np.concatenate([base.quantile(v), upper]), 0.0)
+
+
+def _require(ok: bool, pool: DurationPool, what: str) -> None:
+    if not ok:
+        raise ValueError(f"{pool!r}: needs finite parameters with {what}")

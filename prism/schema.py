@@ -1,0 +1,197 @@
+"""The vocabulary of every Dataset: dimension words, variables with units, attributes.
+
+One page decides what `step_time` means and in which unit it is; everything that PRISM
+returns or stores passes through `dataset` or `check`. xarray keeps attributes through
+arithmetic, so a ratio of seconds would still claim to be seconds: units are therefore
+*set* here from the variable's name and never inherited.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+SCHEMA_VERSION = "1"
+
+DIMS = frozenset(
+    "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
+    # not observations but the ragged arrays of a stored model: edges, members, samples
+    " edge member sample".split()
+)
+
+#: variable -> (units, long name)
+VARIABLES: dict[str, tuple[str, str]] = {
+    "start": ("s", "start of the op, from the start of the step"),
+    "duration": ("s", "duration of the op without waiting for other ranks"),
+    "gap": ("s", "idle time between the end of the last known dependency and the start"),
+    "step_time": ("s", "time of one optimizer step"),
+    "replayed": ("s", "step time from the graph with the step's own durations"),
+    "jct": ("s", "job completion time, finish minus submission"),
+    "submit": ("s", "time of submission"),
+    "finish": ("s", "time of completion"),
+    "estimate": ("s", "run time that the policy plans with"),
+    "run_time": ("s", "run time of the job without interruptions"),
+    "gpu_seconds": ("s", "GPU-seconds"),
+    "clock_sm": ("MHz", "SM clock"),
+    "clock_mem": ("MHz", "memory clock"),
+    "power": ("W", "power draw"),
+    "temperature": ("degC", "temperature"),
+    "started_at": ("s", "start of the run, seconds since the epoch"),
+    "gpus": ("1", "number of GPUs"),
+    "runs": ("1", "number of runs"),
+    "median": ("s", "median over devices of the per-device median"),
+    "spatial_spread": ("1", "(max - min) / median over devices"),
+    "spatial_p95_p5": ("1", "(p95 - p5) / median over devices"),
+    "spatial_whisker_spread": ("1", "spread between Tukey whiskers / median over devices"),
+    "spatial_cv": ("1", "std / mean over devices"),
+    "spatial_cv_interval": ("1", "interval of spatial_cv"),
+    "temporal_cv": ("1", "std / mean over the runs of one device"),
+    "temporal_cv_median": ("1", "median over devices of temporal_cv"),
+    "temporal_cv_median_interval": ("1", "interval of temporal_cv_median"),
+    "temporal_cv_p95": ("1", "p95 over devices of temporal_cv"),
+    "cv": ("1", "coefficient of variation, std / mean"),
+    "count": ("1", "number of values"),
+    "parameter": ("1", "parameter of the family"),
+    "ks_distance": ("1", "Kolmogorov-Smirnov distance, sup of ECDF differences"),
+    "ks_distance_interval": ("1", "bootstrap interval of the KS distance"),
+    "ks_noise_floor": ("1", "KS distance expected between two samples of this size"),
+    "relative_error": ("1", "predicted / measured - 1"),
+    "coverage": ("1", "share of measured steps at or below the predicted quantile"),
+    "coverage_interval": ("1", "binomial interval of the coverage"),
+    "increase": ("1", "relative increase over the reference scenario"),
+    "increase_interval": ("1", "paired bootstrap interval of the increase"),
+    "slowdown": ("1", "factor on the duration of an op"),
+}
+
+SOURCES = ("measured", "simulated", "synthetic")
+
+
+class SchemaError(ValueError):
+    """A Dataset that does not keep to the vocabulary."""
+
+
+def dataset(
+    data_vars: Mapping[str, tuple[tuple[str, ...] | str, Any]],
+    *,
+    coords: Mapping[str, Any] | None = None,
+    made_by: str,
+    source: str,
+    seed: int | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> xr.Dataset:
+    """Build a Dataset in the vocabulary, with units, long names and attributes set.
+
+    Parameters
+    ----------
+    data_vars : mapping of a name in `VARIABLES` to ``(dims, values)`` or a DataArray
+    coords : mapping, optional
+    made_by : str
+        The public function that made it.
+    source : {"measured", "simulated", "synthetic"}
+        Where the numbers come from; whatever was generated says ``synthetic``.
+    seed : int, optional
+    provenance : mapping, optional
+        Stored as one JSON string (netCDF attributes hold no mappings). No time stamps and no
+        absolute paths, so that equal inputs give equal bytes.
+
+    Raises
+    ------
+    SchemaError
+        If a name, a dimension or the source is not in the vocabulary.
+
+    Examples
+    --------
+    >>> ds = dataset({"step_time": ("draw", [1.0, 1.1])}, made_by="doc", source="synthetic")
+    >>> ds.step_time.units
+    's'
+    """
+    attrs: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "prism_version": _version(),
+        "made_by": made_by,
+        "source": source,
+    }
+    if seed is not None:
+        attrs["seed"] = int(seed)
+    if provenance is not None:
+        attrs["provenance"] = json.dumps(provenance, sort_keys=True)
+    ds = xr.Dataset(dict(data_vars), coords=coords, attrs=attrs)
+    for name in ds.data_vars:
+        if name in VARIABLES:
+            units, long_name = VARIABLES[name]
+            ds[name].attrs = {"units": units, "long_name": long_name}
+    return check(ds)
+
+
+def check(ds: xr.Dataset) -> xr.Dataset:
+    """Return `ds` unchanged, or raise `SchemaError` naming everything that is off.
+
+    Examples
+    --------
+    >>> check(xr.Dataset({"latency": ("iteration", [1.0])}))
+    Traceback (most recent call last):
+        ...
+    prism.schema.SchemaError: unknown dimension: iteration; unknown variable: latency; \
+attribute source must be one of measured, simulated, synthetic
+    """
+    faults = [f"unknown dimension: {d}" for d in sorted(set(ds.dims) - DIMS, key=str)]
+    faults += [f"unknown variable: {v}" for v in ds.data_vars if v not in VARIABLES]
+    if ds.attrs.get("source") not in SOURCES:
+        faults.append(f"attribute source must be one of {', '.join(SOURCES)}")
+    faults += [
+        f"{name} must have units {VARIABLES[name][0]!r}"
+        for name, v in ds.data_vars.items()
+        if name in VARIABLES and v.attrs.get("units") != VARIABLES[name][0]
+    ]
+    if faults:
+        raise SchemaError("; ".join(faults))
+    return ds
+
+
+def provenance(ds: xr.Dataset) -> dict[str, Any]:
+    """The provenance of a Dataset as a mapping (empty if it has none)."""
+    return json.loads(ds.attrs.get("provenance", "{}"))
+
+
+def finite_durations(values: Any, what: str, *, positive: bool = False) -> np.ndarray:
+    """`values` as float64, refused in one line if any is NaN, infinite or negative.
+
+    Every door at which durations enter uses this one, so that no NaN reaches a maximum
+    (where it would vanish or spread without a sign).
+
+    Raises
+    ------
+    ValueError
+        With the number of offending values and the place of the first.
+
+    Examples
+    --------
+    >>> finite_durations([0.1, -0.2], "forward")
+    Traceback (most recent call last):
+        ...
+    ValueError: forward: 1 of 2 durations is negative, NaN or infinite (first: -0.2 at index 1); \
+remove or repair it
+    """
+    x = np.asarray(values, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        bad = ~np.isfinite(x) | (x <= 0 if positive else x < 0)
+    n = int(bad.sum())
+    if n:
+        at = int(np.flatnonzero(bad.ravel())[0])
+        fault = "zero, negative" if positive else "negative"
+        verb, it = ("is", "it") if n == 1 else ("are", "them")
+        raise ValueError(
+            f"{what}: {n} of {x.size} durations {verb} {fault}, NaN or infinite "
+            f"(first: {x.ravel()[at]} at index {at}); remove or repair {it}"
+        )
+    return x
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("prism-runtime")

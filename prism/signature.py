@@ -1,0 +1,121 @@
+"""What identifies an operation, and what keys its duration pool."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+class Category(enum.IntEnum):
+    """How an op varies, which decides the granularity of its pool.
+
+    A compute op varies by rank, a collective by process group, a point-to-point transfer by
+    link. ``GAP`` is idle time kept as an op of its own.
+    """
+
+    COMPUTE = 0
+    COLLECTIVE = 1
+    POINT_TO_POINT = 2
+    GAP = 3
+
+
+#: roles of process groups; ``embedding`` ties the first and the last pipeline stage, ``world``
+#: every rank. ``pp`` is the traffic between neighbouring stages
+ROLES = ("compute", "tp", "pp", "dp", "cp", "ep", "embedding", "world", "gap")
+
+
+@dataclass(frozen=True, order=True)
+class Signature:
+    """The identity of an operation: ops with equal signatures do the same work.
+
+    Attributes
+    ----------
+    op : str
+        Name, for instance ``forward-compute`` or ``all_reduce``.
+    shape : str
+        Shapes or bytes; where a source has none, what decides the amount of work (the stage).
+    dtype : str
+    role : str
+        The role of its process group, one of `ROLES`; ``compute`` for local work.
+    scope : str
+        ``local``, ``intra_node`` or ``inter_node``.
+
+    Examples
+    --------
+    >>> Signature("send", "4MiB", "bf16", "pp", "inter_node").category.name
+    'POINT_TO_POINT'
+    """
+
+    op: str
+    shape: str = ""
+    dtype: str = ""
+    role: str = "compute"
+    scope: str = "local"
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"role {self.role!r} of {self.op!r} is not one of {', '.join(ROLES)}")
+
+    @property
+    def category(self) -> Category:
+        """Category that follows from the role: only pipeline traffic is point-to-point."""
+        if self.role == "compute":
+            return Category.COMPUTE
+        if self.role == "gap":
+            return Category.GAP
+        return Category.POINT_TO_POINT if self.role == "pp" else Category.COLLECTIVE
+
+    def __str__(self) -> str:
+        parts = [self.op, self.shape, self.dtype]
+        parts += [] if self.role == "compute" else [self.role, self.scope]
+        return " ".join(p for p in parts if p)
+
+
+@dataclass(frozen=True, order=True)
+class PoolKey:
+    """Key of a duration pool: what is done, where, and at which place in the step.
+
+    An empty `site` means every site, a `position` of -1 every position. `parents` gives the
+    order in which a pool borrows: first any position, then any site.
+
+    Examples
+    --------
+    >>> key = PoolKey(Signature("forward-compute"), "rank 3", 0)
+    >>> [(k.site, k.position) for k in key.parents()]
+    [('rank 3', -1), ('', -1)]
+    """
+
+    signature: Signature
+    site: str = ""
+    position: int = -1
+
+    def parents(self) -> Iterator[PoolKey]:
+        """Coarser keys, nearest first."""
+        if self.position != -1:
+            yield replace(self, position=-1)
+        if self.site:
+            yield replace(self, site="", position=-1)
+
+    @property
+    def fleet(self) -> PoolKey:
+        """The coarsest key: this signature wherever it runs."""
+        return PoolKey(self.signature)
+
+    def __str__(self) -> str:
+        where = f" @ {self.site}" if self.site else ""
+        return f"{self.signature}{where}" + (f" #{self.position}" if self.position >= 0 else "")
+
+
+def stable_hash(*parts: object) -> int:
+    """A 64-bit number that depends on `parts` alone: not on the process, platform or order
+    of creation. The random identity of an op.
+
+    Examples
+    --------
+    >>> stable_hash("forward", 3) == stable_hash("forward", 3) != stable_hash("forward", 4)
+    True
+    """
+    text = "\x1f".join(str(p) for p in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

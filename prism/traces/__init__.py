@@ -1,0 +1,22 @@
+"""Measured steps in, step models out.
+
+`read_trace` makes one Dataset of op records, `build_graph` finds what waits for what, `observe`
+separates durations from waiting, `replay` checks the two against the measured step times, and
+`model_from_trace` puts pools on the graph.
+"""
+
+from prism.traces.fitting import fit_pools, model_from_trace
+from prism.traces.oplevel import TraceGraph, build_graph
+from prism.traces.reading import TraceError, read_trace
+from prism.traces.steps import observe, replay
+
+__all__ = [
+    "TraceError",
+    "TraceGraph",
+    "build_graph",
+    "fit_pools",
+    "model_from_trace",
+    "observe",
+    "read_trace",
+    "replay",
+]

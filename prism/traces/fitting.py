@@ -1,0 +1,90 @@
+"""Duration pools from measured steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import xarray as xr
+
+from prism import pools
+from prism.dag import WorkloadDAG
+from prism.model import StepModel
+from prism.pools import DurationPool
+from prism.signature import PoolKey
+from prism.traces.oplevel import build_graph
+from prism.traces.steps import observe
+
+MIN_SAMPLES = 20
+
+
+def fit_pools(
+    dag: WorkloadDAG,
+    observed: xr.Dataset,
+    *,
+    family: str = "empirical",
+    min_samples: int = MIN_SAMPLES,
+) -> dict[PoolKey, DurationPool]:
+    """A pool per (signature, site, position), and the coarser pools that small ones borrow from.
+
+    Parameters
+    ----------
+    dag : WorkloadDAG
+    observed : Dataset of `observe`
+    family : str
+        As in `prism.pools.fit`; ops whose samples have no spread stay empirical.
+    min_samples : int
+        A key with fewer samples gets no pool of its own, so that its ops borrow from the next
+        coarser key. The fleet-wide pool of a signature is always there.
+
+    Returns
+    -------
+    dict of PoolKey to DurationPool
+    """
+    duration = observed["duration"].values.T
+    samples: dict[PoolKey, list[np.ndarray]] = defaultdict(list)
+    for op, key in enumerate(dag.pool_keys):
+        for k in {key, *key.parents()}:
+            samples[k].append(duration[op])
+    fitted = {}
+    for key, parts in samples.items():
+        x = np.concatenate(parts)
+        if x.size >= min_samples or key == key.fleet:
+            no_spread = x.size < 3 or np.ptp(x) == 0
+            fitted[key] = pools.fit(x, "empirical" if no_spread else family).pool
+    return fitted
+
+
+def model_from_trace(
+    trace: xr.Dataset,
+    *,
+    gpus_per_node: int = 8,
+    family: str = "empirical",
+    min_samples: int = MIN_SAMPLES,
+) -> StepModel:
+    """The step model of a trace: graph and pools.
+
+    Idle gaps are left out: some are launch overhead and some are waits on what the graph does not
+    have, and drawing the second kind counts them twice. `replay` without gaps says what that costs.
+    Ops are drawn independently, which real steps are not: compare before you believe.
+
+    Parameters
+    ----------
+    trace : Dataset of `read_trace`
+    gpus_per_node, family, min_samples
+        As in `build_graph` and `fit_pools`.
+
+    Returns
+    -------
+    StepModel
+
+    Raises
+    ------
+    TraceError
+        As `build_graph`.
+    """
+    graph = build_graph(trace, gpus_per_node=gpus_per_node)
+    fitted = fit_pools(
+        graph.dag, observe(trace, graph), family=family, min_samples=min_samples
+    )
+    return StepModel(graph.dag, fitted, source=trace.attrs["source"])

@@ -1,0 +1,159 @@
+"""Op-level records of many steps, from parquet of the StragglerAnalysis kind.
+
+One row per op: ``dp_rank, stage, rank, step, optype, start_ts, duration`` (seconds; `start_ts` from
+the start of the step), ``seq_id`` (count of this optype on this rank), ``mc`` (model chunk),
+``mb_id`` (microbatch, -1 where the op has none). Published with Lin et al., OSDI 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from prism import schema
+
+COLUMNS = (
+    "dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id",
+)  # fmt: skip
+
+
+class TraceError(ValueError):
+    """A trace that cannot give a trustworthy graph; the message names file and place."""
+
+
+def read_trace(paths: str | Path | Sequence[str | Path]) -> xr.Dataset:
+    """Read measured steps into one Dataset.
+
+    Parameters
+    ----------
+    paths : path or sequence of paths
+        Parquet files of the StragglerAnalysis kind (needs the extra ``parquet``). Several files
+        are steps of one job: they must have the same ops and no step in common.
+
+    Returns
+    -------
+    Dataset
+        ``start(step, op)`` and ``duration(step, op)``, seconds, raw as recorded (communication
+        includes waiting), with coordinates ``name, rank, dp, stage, microbatch, seq`` on `op`.
+
+    Raises
+    ------
+    TraceError
+        Missing file, missing columns, no rows, steps with different ops, negative or non-finite
+        times, several model chunks per stage.
+    """
+    files = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+    if not files:
+        raise TraceError("no trace given; name at least one file")
+    tables = [_read_table(f) for f in files]
+    for i, a in enumerate(tables):
+        for j in range(i):
+            both = set(a["step"]) & set(tables[j]["step"])
+            if both:
+                raise TraceError(
+                    f"{files[i]}: step {min(both)} is also in {files[j]}; one job records a step once"
+                )
+    return _to_dataset(pd.concat(tables, ignore_index=True), ", ".join(f.name for f in files))
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise TraceError(f"{path}: no such file")
+    if path.suffix != ".parquet":
+        raise TraceError(
+            f"{path}: not a .parquet file; op-level parquet is the one trace format read so far"
+        )
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as missing:
+        raise TraceError(
+            f"{path}: reading parquet needs pyarrow; install prism-runtime[parquet]"
+        ) from missing
+    try:
+        table = pyarrow.parquet.read_table(path).to_pandas()
+    except (pyarrow.ArrowException, OSError, ValueError) as fault:
+        raise TraceError(f"{path}: not readable as parquet: {_first_line(fault)}") from fault
+    absent = [c for c in COLUMNS if c not in table]
+    if absent:
+        raise TraceError(f"{path}: columns {', '.join(absent)} are missing; needs {', '.join(COLUMNS)}")
+    if table.empty:
+        raise TraceError(f"{path}: holds no ops")
+    return _checked(table[list(COLUMNS)], path)
+
+
+def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    table = table.astype({"optype": str})
+    for column in COLUMNS:
+        if column == "optype":
+            continue
+        if not pd.api.types.is_numeric_dtype(table[column]):
+            raise TraceError(f"{path}: column {column} holds {table[column].dtype}, needs numbers")
+        values = table[column].to_numpy(np.float64)
+        lowest = -1 if column in ("mb_id", "mc") else 0
+        bad = ~np.isfinite(values) | (values < lowest)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise TraceError(f"{path}: row {row}: {column} is {values[row]:g}, needs >= {lowest}")
+    if table["mc"].max() > 0:
+        raise TraceError(
+            f"{path}: {int(table['mc'].max()) + 1} model chunks per stage (interleaved pipeline) are "
+            "not supported yet"
+        )
+    return table
+
+
+def _to_dataset(table: pd.DataFrame, name: str) -> xr.Dataset:
+    """Rectangular (step, op): every step must hold the same ops."""
+    identity = ["rank", "optype", "seq_id"]
+    table = table.sort_values([*identity, "step"], kind="stable")
+    repeated = table.duplicated([*identity, "step"])
+    if repeated.any():
+        r = table[repeated].iloc[0]
+        raise TraceError(f"{name}: {_where(r)} is recorded twice in step {r.step}")
+    steps = np.unique(table["step"])
+    counts = table.groupby(identity, sort=False, observed=True)["step"].transform("size")
+    if (counts != steps.size).any():
+        r = table[counts != steps.size].iloc[0]
+        raise TraceError(
+            f"{name}: {_where(r)} is present in {counts[r.name]} of {steps.size} steps; "
+            "steps must record the same ops"
+        )
+    ops = table[table["step"] == steps[0]].reset_index(drop=True)
+    shape = (len(ops), steps.size)
+
+    def matrix(column: str) -> np.ndarray:
+        return table[column].to_numpy(np.float64).reshape(shape).T
+
+    for column in ("dp_rank", "stage", "mb_id"):
+        values = matrix(column)
+        if (values != values[0]).any():
+            at = int(np.argmax((values != values[0]).any(axis=0)))
+            raise TraceError(f"{name}: {_where(ops.iloc[at])} changes its {column} between steps")
+    return schema.dataset(
+        {"start": (("step", "op"), matrix("start_ts")), "duration": (("step", "op"), matrix("duration"))},
+        coords={
+            "step": steps.astype(np.int64),
+            "name": ("op", ops["optype"].to_numpy(dtype=object).astype("U")),
+            "rank": ("op", ops["rank"].to_numpy(np.int32)),
+            "dp": ("op", ops["dp_rank"].to_numpy(np.int32)),
+            "stage": ("op", ops["stage"].to_numpy(np.int32)),
+            "microbatch": ("op", ops["mb_id"].to_numpy(np.int32)),
+            "seq": ("op", ops["seq_id"].to_numpy(np.int32)),
+        },
+        made_by="prism.read_trace",
+        source="measured",
+        provenance={"files": name, "format": "op-level parquet"},
+    )  # fmt: skip
+
+
+def _where(row: pd.Series) -> str:
+    return f"{row.optype} {row.seq_id} on rank {row['rank']}"
+
+
+def _first_line(fault: Exception) -> str:
+    return str(fault).splitlines()[0] if str(fault) else type(fault).__name__

@@ -1,0 +1,94 @@
+"""What each measured step says about the ops of the graph, and the check that it adds up."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from prism import schema
+from prism.dag import WorkloadDAG
+from prism.montecarlo import propagate
+from prism.traces.oplevel import TraceGraph
+
+
+def observe(trace: xr.Dataset, graph: TraceGraph) -> xr.Dataset:
+    """Durations without waiting, idle gaps and step times of every measured step.
+
+    For an op with members m: ``duration = max end_m - max start_m``, the time from the arrival of
+    the last member (for a compute op simply its duration); a raw collective also holds the wait for
+    the others. ``gap = max(0, max start_m - max end of predecessors)``: launch overhead, or a wait on
+    something that the graph does not have. The step time is the end of the last op.
+
+    Returns
+    -------
+    Dataset
+        ``duration(step, op)``, ``gap(step, op)``, ``step_time(step)``, seconds, where `op` runs over
+        the ops of ``graph.dag``. The provenance states how far apart members' ends lie, the check of
+        the join: ``end_spread_p50`` and ``end_spread_max``, seconds.
+    """
+    dag = graph.dag
+    shape = (dag.n_ops, trace.sizes["step"])
+    start, end = np.full(shape, -np.inf), np.full(shape, -np.inf)
+    first_end = np.full(shape, np.inf)
+    raw_start = trace["start"].values.T
+    raw_end = raw_start + trace["duration"].values.T
+    np.maximum.at(start, graph.op_of_record, raw_start)
+    np.maximum.at(end, graph.op_of_record, raw_end)
+    np.minimum.at(first_end, graph.op_of_record, raw_end)
+    joined = np.diff(dag.member_ptr) > 1
+    spread = (end - first_end)[joined]
+    return schema.dataset(
+        {
+            "duration": (("step", "op"), (end - start).T),
+            "gap": (("step", "op"), np.maximum(0.0, start - _last_end(dag, end)).T),
+            "step_time": ("step", end.max(axis=0)),
+        },
+        coords={"step": trace["step"].values},
+        made_by="prism.traces.observe",
+        source=trace.attrs["source"],
+        provenance={
+            **schema.provenance(trace),
+            "end_spread_p50": float(np.median(spread)) if spread.size else 0.0,
+            "end_spread_max": float(spread.max()) if spread.size else 0.0,
+        },
+    )
+
+
+def _last_end(dag: WorkloadDAG, end: np.ndarray) -> np.ndarray:
+    """Latest end among the predecessors of each op, 0 where it has none."""
+    out = np.zeros_like(end)
+    owner = np.repeat(np.arange(dag.n_ops), np.diff(dag.pred_ptr))
+    np.maximum.at(out, owner, end[dag.pred])
+    return out
+
+
+def replay(observed: xr.Dataset, dag: WorkloadDAG, *, gaps: bool = True) -> xr.Dataset:
+    """Step times from the graph with each step's own durations: is the graph right?
+
+    Parameters
+    ----------
+    observed : Dataset of `observe`
+    dag : WorkloadDAG
+    gaps : bool
+        Whether the idle gaps are replayed too.
+
+    Returns
+    -------
+    Dataset
+        ``replayed(step)`` and ``step_time(step)`` (measured), seconds, and ``relative_error(step)``.
+    """
+    duration = observed["duration"].values.T
+    gap = observed["gap"].values.T if gaps else None
+    _, finish = propagate(dag, duration, gap)
+    replayed, measured = finish.max(axis=0), observed["step_time"].values
+    return schema.dataset(
+        {
+            "replayed": ("step", replayed),
+            "step_time": ("step", measured),
+            "relative_error": ("step", replayed / measured - 1),
+        },
+        coords={"step": observed["step"].values},
+        made_by="prism.traces.replay",
+        source=observed.attrs["source"],
+        provenance={**schema.provenance(observed), "gaps": gaps},
+    )
