@@ -1,0 +1,351 @@
+"""Fleets of devices: reading measurements, and how much devices differ from each other and in time.
+
+Spatial variability is between devices, temporal variability over the runs of one device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from scipy import stats
+
+from prism import schema
+from prism.pools import Empirical
+from prism.specs import Spec, read_spec
+
+#: names in the tidy form -> name and factor to SI; a column may come in either unit
+TIDY = {
+    "duration_s": ("duration", 1.0), "duration_ms": ("duration", 1e-3),
+    "sm_clock_mhz": ("clock_sm", 1.0), "mem_clock_mhz": ("clock_mem", 1.0),
+    "power_w": ("power", 1.0), "temperature_c": ("temperature", 1.0),
+    "start_unix_s": ("started_at", 1.0),
+}  # fmt: skip
+#: names in the aggregates published with PAL (SC 2024) -> tidy names
+PAL = {
+    "uuid": "gpu_id", "perf": "duration_ms", "freq": "sm_clock_mhz", "memfreq": "mem_clock_mhz",
+    "temp": "temperature_c", "pwr": "power_w", "ts": "start_unix_s",
+}  # fmt: skip
+MISSING = -1
+#: each device enters a fleet-wide pool with this many quantiles of its runs
+QUANTILES_PER_GPU = 8
+
+
+class FleetError(ValueError):
+    """A fleet file that cannot be used; the message names it."""
+
+
+class Kernel(Spec):
+    """A micro-benchmark of the synthetic reference fleet.
+
+    `spatial_spread` and `temporal_spread` are (max - min) / median, over devices and over
+    `temporal_trials` runs of one device.
+    """
+
+    median_s: PositiveFloat
+    spatial_spread: NonNegativeFloat
+    temporal_spread: NonNegativeFloat
+
+
+class ReferenceFleet(Spec):
+    """Parameters of a synthetic fleet (`synthetic_fleet`)."""
+
+    kind: str = Field(pattern="^synthetic fleet$")
+    sources: str
+    gpus: PositiveInt = Field(ge=2)
+    gpus_per_node: PositiveInt
+    trials: PositiveInt = Field(ge=3)
+    temporal_trials: PositiveInt = Field(ge=3)
+    seed: int
+    kernels: dict[str, Kernel] = Field(min_length=1)
+
+
+def read_fleet(path: str | Path) -> xr.Dataset:
+    """Read per-device durations.
+
+    Parameters
+    ----------
+    path : path
+        - ``.csv``, ``.csv.gz`` or ``.parquet`` with one run a row: ``gpu_id`` and ``duration_s`` or
+          ``duration_ms``; optional ``kernel, node, cabinet, start_unix_s, sm_clock_mhz,
+          mem_clock_mhz, power_w, temperature_c``;
+        - the aggregates published with PAL (columns ``uuid, perf, freq, ...``; `perf` in ms);
+        - ``.yaml`` of a `ReferenceFleet`: the synthetic fleet that it describes;
+        - ``.nc`` that PRISM saved.
+
+    Returns
+    -------
+    Dataset
+        ``duration(signature, gpu, trial)``, seconds, and what else was measured, in order of time
+        along `trial`, padded with NaN where a device has fewer runs. Exact duplicate rows are
+        dropped and -1 is read as missing; the provenance says how many.
+
+    Raises
+    ------
+    FleetError, prism.specs.SpecError
+        Missing file or columns, no rows, durations that are not positive numbers.
+    """
+    path = Path(path)
+    if path.suffix in (".yaml", ".yml"):
+        return synthetic_fleet(read_spec(ReferenceFleet, path))
+    if not path.is_file():
+        raise FleetError(f"{path}: no such file")
+    if path.suffix == ".nc":
+        with xr.open_dataset(path, engine="h5netcdf") as ds:
+            return schema.check(ds.load())
+    return _to_dataset(*_tidy(_read_table(path), path), path)
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        # text first: a damaged cell is then reported with its row instead of guessed at
+        return pd.read_csv(path, dtype={"node": "string", "cabinet": "string", "gpu_id": "string"})
+    except (ValueError, OSError, EOFError, ImportError) as fault:
+        first = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+        raise FleetError(f"{path}: not readable as a table: {first}") from fault
+
+
+def _tidy(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Rows in the tidy form, without duplicates, and what was dropped."""
+    if "is_duplicate" in table:
+        kept = table[table["is_duplicate"] == 0]
+    else:
+        kept = table.drop_duplicates()
+    duplicates = len(table) - len(kept)
+    if "uuid" in table:
+        kept = kept.rename(columns=PAL)
+        kept["kernel"] = kept["exp"].astype(str) + "_" + kept["input_size"].astype(str)
+        kept["node"] = _node_names(kept)
+    if "duration_ms" not in kept and "duration_s" not in kept:
+        raise FleetError(f"{path}: needs a column duration_s or duration_ms, has {_listed(table)}")
+    if "gpu_id" not in kept:
+        raise FleetError(f"{path}: needs a column gpu_id, has {_listed(table)}")
+    if kept.empty:
+        raise FleetError(f"{path}: holds no rows")
+    out = pd.DataFrame({"gpu": kept["gpu_id"].astype(str)}, index=kept.index)
+    out["signature"] = kept["kernel"].astype(str) if "kernel" in kept else "kernel"
+    for column in ("node", "cabinet"):
+        text = kept[column].astype("string") if column in kept else pd.Series("", kept.index)
+        out[column] = text.replace({str(MISSING): "", f"{MISSING}.0": ""}).fillna("").astype(str)
+    for column, (name, factor) in TIDY.items():
+        if column in kept:
+            values = pd.to_numeric(kept[column], errors="coerce").astype(np.float64)
+            out[name] = values.where(values != MISSING) * factor
+    bad = ~(out["duration"] > 0) | np.isinf(out["duration"])
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise FleetError(
+            f"{path}: {int(bad.sum())} durations are not positive numbers (first in data row "
+            f"{out.index[row] + 1}); repair or remove these rows"
+        )
+    return out, {"rows": len(table), "duplicates_dropped": duplicates}
+
+
+def _node_names(rows: pd.DataFrame) -> pd.Series:
+    """Machine names from cabinet and node numbers; empty where either is missing."""
+    known = (rows["cabinet"] != str(MISSING)) & (rows["node"] != str(MISSING))
+    names = rows["cabinet"] + "-" + rows["node"].str.zfill(3)
+    return names.where(known, "")
+
+
+def _listed(table: pd.DataFrame) -> str:
+    names = [str(c) for c in table.columns]
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def _to_dataset(rows: pd.DataFrame, counts: dict[str, int], path: Path) -> xr.Dataset:
+    if "started_at" in rows:
+        rows = rows.sort_values("started_at", kind="stable")
+    gpus = np.unique(rows["gpu"])
+    signatures = np.unique(rows["signature"])
+    trial = rows.groupby(["signature", "gpu"]).cumcount().to_numpy()
+    index = (
+        np.searchsorted(signatures, rows["signature"]),
+        np.searchsorted(gpus, rows["gpu"]),
+        trial,
+    )
+    shape = (signatures.size, gpus.size, int(trial.max()) + 1)
+    data = {}
+    for name in dict.fromkeys(v[0] for v in TIDY.values()):
+        if name in rows:
+            values = np.full(shape, np.nan)
+            values[index] = rows[name].to_numpy()
+            data[name] = (("signature", "gpu", "trial"), values)
+    # a device whose rows partly lack its node has it from the others
+    place = rows.groupby("gpu")[["node", "cabinet"]].max().loc[gpus]
+    return schema.dataset(
+        data,
+        coords={
+            "signature": signatures.astype("U"),
+            "gpu": gpus.astype("U"),
+            "node": ("gpu", place["node"].to_numpy().astype("U")),
+            "rack": ("gpu", place["cabinet"].to_numpy().astype("U")),
+        },
+        made_by="prism.read_fleet",
+        source="measured",
+        provenance={"file": path.name, **counts},
+    )
+
+
+def synthetic_fleet(spec: ReferenceFleet) -> xr.Dataset:
+    """A synthetic fleet with stated spreads: for examples and tests, not evidence.
+
+    ``duration = median (1 + spatial_g + temporal_gt)``. Spatial effects are normal scores in random
+    order, scaled so that the spread over devices of the noise-free durations is exactly the stated
+    one; temporal effects are Normal with the standard deviation for which the expected range of
+    `temporal_trials` runs is the stated spread.
+
+    Returns
+    -------
+    Dataset
+        As `read_fleet`, with source ``synthetic``.
+    """
+    rng = np.random.default_rng(spec.seed)
+    scores = stats.norm.ppf((np.arange(spec.gpus) + 0.5) / spec.gpus)
+    unit_range = _expected_normal_range(spec.temporal_trials)
+    durations = []
+    for kernel in spec.kernels.values():
+        spatial = rng.permutation(scores) * kernel.spatial_spread / np.ptp(scores)
+        noise = rng.standard_normal((spec.gpus, spec.trials)) * kernel.temporal_spread / unit_range
+        durations.append(kernel.median_s * (1.0 + spatial[:, None] + noise))
+    duration = schema.finite_durations(durations, "synthetic fleet", positive=True)
+    gpu = np.arange(spec.gpus)
+    return schema.dataset(
+        {"duration": (("signature", "gpu", "trial"), duration)},
+        coords={
+            "signature": np.array(list(spec.kernels)),
+            "gpu": np.array([f"gpu-{g:04d}" for g in gpu]),
+            "node": ("gpu", np.array([f"node-{g // spec.gpus_per_node:03d}" for g in gpu])),
+        },
+        made_by="prism.fleet.synthetic_fleet",
+        source="synthetic",
+        seed=spec.seed,
+        provenance={"parameters": spec.model_dump()},
+    )
+
+
+def _expected_normal_range(n: int) -> float:
+    """Expected range of n standard normals: 2 E[max] = 2 n int z phi(z) Phi(z)^(n-1) dz."""
+    z = np.linspace(-9.0, 9.0, 20001)
+    density = n * stats.norm.pdf(z) * np.exp((n - 1) * stats.norm.logcdf(z))
+    return float(2 * np.trapezoid(z * density, z))
+
+
+def variability(
+    fleet: xr.Dataset, *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> xr.Dataset:
+    """Spatial and temporal variability of a fleet, per kernel.
+
+    A device's value is the median of its runs. ``spatial_spread = (max - min) / median`` over
+    devices is the literature's figure (Sinha et al., SC 2022) and rests on two devices; the p95 - p5
+    and Tukey-whisker spreads are its robust forms and ``spatial_cv`` (std with n - 1, over mean) the
+    one that can carry a bootstrap interval (over devices; a bootstrap of a maximum is not valid).
+    ``temporal_cv`` is std / mean over the runs of each device with at least 3 runs.
+
+    Returns
+    -------
+    Dataset
+        Per `signature`: the above, dimensionless; ``median`` in seconds; intervals along `ci_bound`.
+    """
+    rows = [_kernel_variability(d, confidence, resamples, seed) for d in fleet["duration"].values]
+    bound = ("spatial_cv_interval", "temporal_cv_median_interval")
+    data = {
+        name: (
+            ("signature", "ci_bound") if name in bound
+            else ("signature", "gpu") if name == "temporal_cv" else ("signature",),
+            np.array([r[name] for r in rows]),
+        )
+        for name in rows[0]
+    }  # fmt: skip
+    return schema.dataset(
+        data,
+        coords={
+            "signature": fleet["signature"].values,
+            "gpu": fleet["gpu"].values,
+            "ci_bound": ["lower", "upper"],
+        },
+        made_by="prism.variability",
+        source=fleet.attrs["source"],
+        seed=seed,
+        provenance={**schema.provenance(fleet), "confidence": confidence},
+    )
+
+
+def _kernel_variability(duration: np.ndarray, confidence: float, resamples: int, seed: int) -> dict:
+    """Measures of one kernel; `duration` (gpu, trial) padded with NaN."""
+    runs = np.sum(np.isfinite(duration), axis=1)
+    device = np.nanmedian(duration[runs > 0], axis=1)
+    median = float(np.median(device))
+    p5, q1, q3, p95 = np.quantile(device, [0.05, 0.25, 0.75, 0.95])
+    inside = device[(device >= q1 - 1.5 * (q3 - q1)) & (device <= q3 + 1.5 * (q3 - q1))]
+    temporal = np.full(runs.size, np.nan)
+    enough = runs >= 3
+    if enough.any():
+        x = duration[enough]
+        temporal[enough] = np.nanstd(x, axis=1, ddof=1) / np.nanmean(x, axis=1)
+    known = temporal[enough]
+
+    def interval(values: np.ndarray, statistic) -> np.ndarray:
+        if values.size < 2:
+            return np.full(2, np.nan)
+        result = stats.bootstrap(
+            (values,), statistic, confidence_level=confidence, n_resamples=resamples,
+            method="percentile", rng=np.random.default_rng(seed),
+        )  # fmt: skip
+        return np.array(result.confidence_interval)
+
+    return {
+        "gpus": device.size,
+        "runs": int(runs.sum()),
+        "median": median,
+        "spatial_spread": np.ptp(device) / median,
+        "spatial_p95_p5": (p95 - p5) / median,
+        "spatial_whisker_spread": np.ptp(inside) / median,
+        "spatial_cv": _cv(device, axis=-1) if device.size > 1 else np.nan,
+        "spatial_cv_interval": interval(device, _cv),
+        "temporal_cv": temporal,
+        "temporal_cv_median": float(np.median(known)) if known.size else np.nan,
+        "temporal_cv_median_interval": interval(known, np.median),
+        "temporal_cv_p95": float(np.quantile(known, 0.95)) if known.size else np.nan,
+    }
+
+
+def _cv(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    return np.std(x, axis=axis, ddof=1) / np.mean(x, axis=axis)
+
+
+def relative_pool(fleet: xr.Dataset, kernel: str | None = None) -> Empirical:
+    """Fleet-wide pool of one kernel, relative to its mean: the shape to put on an analytic mean.
+
+    Every device weighs the same, however often it was run: it enters with `QUANTILES_PER_GPU`
+    quantiles of its runs.
+
+    Parameters
+    ----------
+    fleet : Dataset of `read_fleet`
+    kernel : str, optional
+        A `signature` of the fleet; the first if not given.
+
+    Returns
+    -------
+    Empirical
+        Dimensionless, mean 1.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kernel.
+    """
+    names = [str(s) for s in fleet["signature"].values]
+    if kernel is not None and kernel not in names:
+        raise ValueError(f"the fleet has no kernel {kernel!r}; it has {', '.join(names)}")
+    duration = fleet["duration"].values[names.index(kernel) if kernel else 0]
+    duration = duration[np.isfinite(duration).any(axis=1)]
+    levels = (np.arange(QUANTILES_PER_GPU) + 0.5) / QUANTILES_PER_GPU
+    values = np.nanquantile(duration, levels, axis=1)
+    return Empirical(tuple((values / values.mean()).ravel()))

@@ -1,0 +1,113 @@
+"""What-ifs: pure functions from a step model to a step model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import xarray as xr
+
+from prism import schema
+from prism.model import StepModel
+from prism.montecarlo import simulate
+from prism.pools import DurationPool, Fixed, Scaled
+from prism.signature import Category
+
+Scenario = Callable[[StepModel], StepModel]
+
+
+def unchanged(model: StepModel) -> StepModel:
+    """The reference scenario."""
+    return model
+
+
+@dataclass(frozen=True)
+class HotNode:
+    """One machine as slow as the slow tail of the fleet, in compute and in inter-node traffic.
+
+    Every compute op on `node`, and every op in which it communicates with another node, is set by
+    the fleet-wide pool of its signature, not by the op's own pool, which knows nothing of bad nodes.
+
+    Attributes
+    ----------
+    node : int
+    at : float
+        Quantile of the fleet that the node runs at.
+    mode : {"scale", "pin"}
+        ``scale`` multiplies the op's pool by the fleet's ``Q(at) / Q(1/2)`` and keeps its spread, so
+        a hotter node never makes a step shorter. ``pin`` is the paper's form, the constant
+        ``Q(at)`` of the fleet; it takes the op's variance away, and a constant in place of a random
+        duration can lower a maximum and so *shorten* a step.
+    compute : DurationPool, optional
+        Fleet-wide pool, relative to its mean, for compute ops (`prism.fleet.relative_pool`). Without
+        it the model's own fleet-wide pool of each signature is used.
+
+    Raises
+    ------
+    ValueError
+        On call: no such node; no fleet-wide pool. On construction: `at` outside (0, 1).
+    """
+
+    node: int
+    at: float = 0.95
+    mode: Literal["scale", "pin"] = "scale"
+    compute: DurationPool | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.at < 1:
+            raise ValueError(f"at must lie strictly between 0 and 1, got {self.at}")
+        if self.mode not in ("scale", "pin"):
+            raise ValueError(f"mode must be 'scale' or 'pin', got {self.mode!r}")
+
+    def __call__(self, model: StepModel) -> StepModel:
+        dag = model.dag
+        is_compute = np.array([s.category == Category.COMPUTE for s in dag.signatures])
+        affected = dag.on_node(self.node) & (is_compute[dag.signature] | dag.is_inter_node)
+        return model.override(affected, lambda op, pool: self._slowed(model, op, pool))
+
+    def _slowed(self, model: StepModel, op: int, pool: DurationPool) -> DurationPool:
+        signature = model.dag.signatures[model.dag.signature[op]]
+        if self.compute is not None and signature.category == Category.COMPUTE:
+            fleet = Scaled(self.compute, pool.mean)
+        else:
+            fleet = model.fleet_pool(op)
+        hot = float(fleet.quantile(self.at))
+        if self.mode == "pin":
+            return Fixed(hot)
+        nominal = float(fleet.quantile(0.5))
+        return Scaled(pool, hot / nominal) if nominal > 0 else pool
+
+
+def sweep(
+    model: StepModel, scenarios: Mapping[str, Scenario], draws: int = 1000, *, seed: int = 0
+) -> xr.Dataset:
+    """Simulate a model under several scenarios with common random numbers.
+
+    Draw d uses the same random numbers in every scenario, so differences between scenarios are not
+    noise and `prism.stats.increase` gives them a paired interval.
+
+    Parameters
+    ----------
+    model : StepModel
+    scenarios : mapping of name to scenario
+    draws, seed
+        As `simulate`.
+
+    Returns
+    -------
+    Dataset
+        ``step_time(scenario, draw)``, seconds.
+    """
+    if not scenarios:
+        raise ValueError("a sweep needs at least one scenario, none given")
+    runs = [simulate(change(model), draws, seed=seed) for change in scenarios.values()]
+    return schema.dataset(
+        {"step_time": (("scenario", "draw"), np.stack([r["step_time"].values for r in runs]))},
+        coords={"scenario": list(scenarios)},
+        made_by="prism.sweep",
+        source=runs[0].attrs["source"],
+        seed=seed,
+        provenance=schema.provenance(runs[0]),
+    )

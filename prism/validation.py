@@ -1,0 +1,126 @@
+"""Predicted against measured step times, with what chance alone would show beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from scipy import stats as _scipy
+
+from prism import schema, stats
+
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+class ValidationError(AssertionError):
+    """A prediction that does not meet the stated limits."""
+
+
+def compare(
+    predicted,
+    measured,
+    *,
+    mean_only: float | None = None,
+    q: float = 0.95,
+    confidence: float = 0.95,
+    block: int = 1,
+    seed: int = 0,
+) -> xr.Dataset:
+    """How far a predicted distribution of step time is from the measured one.
+
+    Parameters
+    ----------
+    predicted : DataArray or array (draw,), seconds
+    measured : DataArray or array (step,), seconds, in order of time
+    mean_only : float, optional
+        Step time of the same graph with every op at its mean, seconds: the baseline of a
+        deterministic simulator, compared in the same way.
+    q : float
+        Quantile whose coverage is reported: the share of measured steps at or below the predicted
+        quantile, q if the prediction is right. An honest share needs steps that were not used for
+        fitting.
+    confidence : float
+        Of the intervals: bootstrap for the KS distance, Clopper-Pearson for the coverage.
+    block : int
+        Length of blocks of measured steps that the bootstrap keeps together.
+
+    Returns
+    -------
+    Dataset
+        Per `scenario` (``predicted``, and ``mean only`` where given): ``ks_distance`` and its
+        interval, ``relative_error(quantile)`` of p5, p50 and p95 (predicted / measured - 1) and
+        ``relative_error_mean`` likewise, ``coverage`` and its interval. ``ks_noise_floor``: median KS distance that a perfect model would show.
+    """
+    y = stats.independent(measured)
+    rows = {"predicted": stats.independent(predicted)}
+    if mean_only is not None:
+        rows["mean only"] = np.array([float(mean_only)])
+    low_high = [_coverage_interval(y, np.quantile(x, q), confidence) for x in rows.values()]
+    return schema.dataset(
+        {
+            "ks_distance": ("scenario", [stats.ks_distance(x, y) for x in rows.values()]),
+            "ks_distance_interval": (
+                ("scenario", "ci_bound"),
+                [
+                    stats.ks_interval(x, y, confidence=confidence, block=block, seed=seed)
+                    for x in rows.values()
+                ],
+            ),
+            "ks_noise_floor": ((), stats.ks_noise_floor(rows["predicted"].size, y.size)),
+            "relative_error": (
+                ("scenario", "quantile"),
+                [np.quantile(x, QUANTILES) / np.quantile(y, QUANTILES) - 1 for x in rows.values()],
+            ),
+            "relative_error_mean": ("scenario", [x.mean() / y.mean() - 1 for x in rows.values()]),
+            "coverage": ("scenario", [float(np.mean(y <= np.quantile(x, q))) for x in rows.values()]),
+            "coverage_interval": (("scenario", "ci_bound"), low_high),
+        },
+        coords={
+            "scenario": list(rows),
+            "quantile": list(QUANTILES),
+            "ci_bound": ["lower", "upper"],
+        },
+        made_by="prism.compare",
+        source=getattr(predicted, "attrs", {}).get("source", "simulated"),
+        seed=seed,
+        provenance={"q": q, "confidence": confidence, "block": block, "steps": y.size},
+    )
+
+
+def require(
+    comparison: xr.Dataset,
+    *,
+    ks: float | None = None,
+    p95_error: float | None = None,
+    scenario: str = "predicted",
+) -> None:
+    """Fail unless a comparison meets limits.
+
+    Parameters
+    ----------
+    comparison : Dataset of `compare`
+    ks : float, optional
+        Largest KS distance allowed.
+    p95_error : float, optional
+        Largest absolute relative error of p95 allowed.
+
+    Raises
+    ------
+    ValidationError
+        Naming every limit that is passed and by how much.
+    """
+    row = comparison.sel(scenario=scenario)
+    faults = []
+    distance = float(row["ks_distance"])
+    error = abs(float(row["relative_error"].sel(quantile=0.95)))
+    if ks is not None and not distance <= ks:
+        faults.append(f"KS distance {distance:.3f} is over {ks:.3f}")
+    if p95_error is not None and not error <= p95_error:
+        faults.append(f"p95 error {error:.1%} is over {p95_error:.1%}")
+    if faults:
+        raise ValidationError(f"{scenario}: " + "; ".join(faults))
+
+
+def _coverage_interval(y: np.ndarray, bound: float, confidence: float) -> tuple[float, float]:
+    test = _scipy.binomtest(int(np.sum(y <= bound)), y.size)
+    interval = test.proportion_ci(confidence, method="exact")
+    return float(interval.low), float(interval.high)
