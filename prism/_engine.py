@@ -162,9 +162,7 @@ def sample_durations(pool, kind, table_ptr, table, scale, shift, key, first_draw
         p = pool[i]
         row = table[table_ptr[p] : table_ptr[p + 1]]
         out[i] = 0.0
-        add_durations(
-            kind[p], row, scale[i], shift[i], key[i], first_draw, bits, u, side, out[i]
-        )
+        add_durations(kind[p], row, scale[i], shift[i], key[i], first_draw, bits, u, side, out[i])
 
 
 @njit(cache=True)

@@ -257,7 +257,9 @@ def _identities(
 def _one_cycle(src: np.ndarray, dst: np.ndarray, stuck: np.ndarray) -> list[int]:
     """A cycle among the ops that the topological sort could not place, in waiting order."""
     inside = set(stuck.tolist())
-    waits_for = {int(b): int(a) for a, b in zip(src, dst, strict=True) if a in inside and b in inside}
+    waits_for = {
+        int(b): int(a) for a, b in zip(src, dst, strict=True) if a in inside and b in inside
+    }
     at = next(iter(waits_for))
     path: list[int] = []
     while at not in path:

@@ -112,10 +112,8 @@ def _read_table(path: Path) -> pd.DataFrame:
 
 def _tidy(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """Rows in the tidy form, without duplicates, and what was dropped."""
-    if "is_duplicate" in table:
-        kept = table[table["is_duplicate"] == 0]
-    else:
-        kept = table.drop_duplicates()
+    flagged = "is_duplicate" in table
+    kept = table[table["is_duplicate"] == 0] if flagged else table.drop_duplicates()
     duplicates = len(table) - len(kept)
     if "uuid" in table:
         kept = kept.rename(columns=PAL)
@@ -195,9 +193,8 @@ def _to_dataset(rows: pd.DataFrame, counts: dict[str, int], path: Path) -> xr.Da
 def synthetic_fleet(spec: ReferenceFleet) -> xr.Dataset:
     """A synthetic fleet with stated spreads: for examples and tests, not evidence.
 
-    ``duration = median (1 + spatial_g + temporal_gt)``. Spatial effects are normal scores in random
-    order, scaled so that the spread over devices of the noise-free durations is exactly the stated
-    one; temporal effects are Normal with the standard deviation for which the expected range of
+    ``duration = median (1 + spatial_g + temporal_gt)``. Spatial effects are Normal, scaled so that the
+    spread over devices of the noise-free durations is exactly the stated one; temporal effects are Normal with the standard deviation for which the expected range of
     `temporal_trials` runs is the stated spread.
 
     Returns
@@ -206,11 +203,11 @@ def synthetic_fleet(spec: ReferenceFleet) -> xr.Dataset:
         As `read_fleet`, with source ``synthetic``.
     """
     rng = np.random.default_rng(spec.seed)
-    scores = stats.norm.ppf((np.arange(spec.gpus) + 0.5) / spec.gpus)
     unit_range = _expected_normal_range(spec.temporal_trials)
     durations = []
     for kernel in spec.kernels.values():
-        spatial = rng.permutation(scores) * kernel.spatial_spread / np.ptp(scores)
+        z = rng.standard_normal(spec.gpus)
+        spatial = (z - np.median(z)) * kernel.spatial_spread / np.ptp(z)
         noise = rng.standard_normal((spec.gpus, spec.trials)) * kernel.temporal_spread / unit_range
         durations.append(kernel.median_s * (1.0 + spatial[:, None] + noise))
     duration = schema.finite_durations(durations, "synthetic fleet", positive=True)
@@ -319,6 +316,15 @@ def _cv(x: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.std(x, axis=axis, ddof=1) / np.mean(x, axis=axis)
 
 
+def device_medians(fleet: xr.Dataset, kernel: str | None = None) -> np.ndarray:
+    """Median duration of each device that ran `kernel` (the first if not given), seconds, (gpu,).
+
+    One value a device: devices are independent of each other, the runs of one device are not.
+    Raises `ValueError` if there is no such kernel.
+    """
+    return np.nanmedian(_of_kernel(fleet, kernel), axis=1)
+
+
 def relative_pool(fleet: xr.Dataset, kernel: str | None = None) -> Empirical:
     """Fleet-wide pool of one kernel, relative to its mean: the shape to put on an analytic mean.
 
@@ -341,11 +347,16 @@ def relative_pool(fleet: xr.Dataset, kernel: str | None = None) -> Empirical:
     ValueError
         If there is no such kernel.
     """
+    duration = _of_kernel(fleet, kernel)
+    levels = (np.arange(QUANTILES_PER_GPU) + 0.5) / QUANTILES_PER_GPU
+    values = np.nanquantile(duration, levels, axis=1)
+    return Empirical(tuple((values / values.mean()).ravel()))
+
+
+def _of_kernel(fleet: xr.Dataset, kernel: str | None) -> np.ndarray:
+    """Durations (gpu, trial) of one kernel, devices that ran it."""
     names = [str(s) for s in fleet["signature"].values]
     if kernel is not None and kernel not in names:
         raise ValueError(f"the fleet has no kernel {kernel!r}; it has {', '.join(names)}")
     duration = fleet["duration"].values[names.index(kernel) if kernel else 0]
-    duration = duration[np.isfinite(duration).any(axis=1)]
-    levels = (np.arange(QUANTILES_PER_GPU) + 0.5) / QUANTILES_PER_GPU
-    values = np.nanquantile(duration, levels, axis=1)
-    return Empirical(tuple((values / values.mean()).ravel()))
+    return duration[np.isfinite(duration).any(axis=1)]

@@ -53,7 +53,9 @@ class StepModel:
             }
         )
         if missing:
-            shown = "; ".join(missing[:10]) + (f"; and {len(missing) - 10} more" * (len(missing) > 10))
+            shown = "; ".join(missing[:10]) + (
+                f"; and {len(missing) - 10} more" * (len(missing) > 10)
+            )
             raise ValueError(f"{len(missing)} ops have no duration pool: {shown}; add one for each")
 
     def _resolve(self, key: PoolKey) -> DurationPool | None:
@@ -86,7 +88,9 @@ class StepModel:
             )
         return self.pools[key]
 
-    def override(self, select: np.ndarray, change: Callable[[int, DurationPool], DurationPool]) -> StepModel:
+    def override(
+        self, select: np.ndarray, change: Callable[[int, DurationPool], DurationPool]
+    ) -> StepModel:
         """A model in which every op with ``select[op]`` takes ``change(op, its pool)``."""
         changed = {int(op): change(int(op), self.op_pools[op]) for op in np.flatnonzero(select)}
         return replace(self, overrides={**self.overrides, **changed})

@@ -7,14 +7,15 @@ scipy supplies moments and fits; the engine reads a pool as a table (`lower`).
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import xarray as xr
 from scipy import stats
 
-from prism import _engine
+from prism import _engine, schema
 from prism.schema import finite_durations
 
 #: probability of a negative duration above which a Normal is refused
@@ -268,7 +269,9 @@ class Shifted(DurationPool):
     by: float
 
     def __post_init__(self) -> None:
-        _require(np.isfinite(self.by) and self.pool.quantile(0.0) + self.by >= 0, self, "support >= 0")
+        _require(
+            np.isfinite(self.by) and self.pool.quantile(0.0) + self.by >= 0, self, "support >= 0"
+        )
 
     def quantile(self, q: float | np.ndarray) -> np.ndarray:
         return self.pool.quantile(q) + self.by
@@ -375,6 +378,37 @@ def fit(
         raise ValueError("no family fits: " + "; ".join(refusals))
     best = min(fits, key=lambda f: f.aic)
     return _fit_one(x, best.family, bootstrap, seed) if bootstrap else best
+
+
+def fit_families(
+    samples: Sequence[float] | np.ndarray, *, bootstrap: int = 0, seed: int = 0
+) -> dict[str, Fit]:
+    """`fit` of every family that the samples allow, by name, least AIC first."""
+    fits = {}
+    for family in FAMILIES:
+        try:
+            fits[family] = fit(samples, family, bootstrap=bootstrap, seed=seed)
+        except ValueError:
+            if np.size(samples) < 3 or np.ptp(samples) == 0:
+                raise
+    return dict(sorted(fits.items(), key=lambda item: item[1].aic))
+
+
+def fits_dataset(fits: Mapping[str, Fit], *, source: str) -> xr.Dataset:
+    """Goodness of fit of several fits along `scenario`: statistics, p-values, AIC, counts."""
+    columns = {
+        "aic": "aic", "ks_distance": "ks", "ks_pvalue": "ks_pvalue", "ad_statistic": "ad",
+        "ad_pvalue": "ad_pvalue", "count": "count",
+    }  # fmt: skip
+    return schema.dataset(
+        {
+            name: ("scenario", [getattr(f, field) for f in fits.values()])
+            for name, field in columns.items()
+        },
+        coords={"scenario": list(fits)},
+        made_by="prism.pools.fits_dataset",
+        source=source,
+    )
 
 
 def _fit_one(x: np.ndarray, family: str, bootstrap: int, seed: int) -> Fit:

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 import xarray as xr
 
-from prism import schema
+from prism import schema, stats
+from prism.dag import WorkloadDAG
 from prism.model import StepModel
 from prism.montecarlo import simulate
 from prism.pools import DurationPool, Fixed, Scaled
@@ -110,4 +111,63 @@ def sweep(
         source=runs[0].attrs["source"],
         seed=seed,
         provenance=schema.provenance(runs[0]),
+    )
+
+
+def node_of_stage(dag: WorkloadDAG) -> dict[int, int]:
+    """The machine of the first rank of each pipeline stage, by stage.
+
+    Examples
+    --------
+    >>> from prism.dag import DagBuilder
+    >>> from prism.signature import Signature
+    >>> b = DagBuilder()
+    >>> ops = [b.add(Signature("forward"), [rank], stage=rank) for rank in (0, 1)]
+    >>> node_of_stage(b.build(node_of_rank=[0, 4]))
+    {0: 0, 1: 4}
+    """
+    out = {}
+    for stage in np.unique(dag.stage[dag.stage >= 0]):
+        ranks = dag.rank[(dag.stage == stage) & (dag.rank >= 0)]
+        if ranks.size:
+            out[int(stage)] = int(dag.node_of_rank[ranks.min()])
+    return out
+
+
+def increases(
+    runs: xr.Dataset, reference: str, *, confidence: float = 0.95, seed: int = 0
+) -> xr.Dataset:
+    """Relative increase of p95 step time over a reference scenario, with paired intervals.
+
+    Parameters
+    ----------
+    runs : Dataset of `sweep`
+    reference : str
+        The scenario to compare with.
+
+    Returns
+    -------
+    Dataset
+        ``increase(scenario)`` and ``increase_interval(scenario, ci_bound)``, dimensionless.
+    """
+    names = [str(s) for s in runs["scenario"].values if s != reference]
+    base = runs["step_time"].sel(scenario=reference)
+    found = np.array(
+        [
+            stats.increase(
+                runs["step_time"].sel(scenario=s), base, confidence=confidence, seed=seed
+            )
+            for s in names
+        ]
+    )
+    return schema.dataset(
+        {
+            "increase": ("scenario", found[:, 0]),
+            "increase_interval": (("scenario", "ci_bound"), found[:, 1:]),
+        },
+        coords={"scenario": names, "ci_bound": ["lower", "upper"]},
+        made_by="prism.scenarios.increases",
+        source=runs.attrs["source"],
+        seed=seed,
+        provenance={**schema.provenance(runs), "statistic": "p95", "reference": reference},
     )

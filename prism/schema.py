@@ -19,8 +19,8 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
-    # not observations but the ragged arrays of a stored model: edges, members, samples
-    " edge member sample".split()
+    # not observations but the arrays of a stored model
+    " edge member site field pool base parameter sample_index".split()
 )
 
 #: variable -> (units, long name)
@@ -57,7 +57,10 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "temporal_cv_p95": ("1", "p95 over devices of temporal_cv"),
     "cv": ("1", "coefficient of variation, std / mean"),
     "count": ("1", "number of values"),
-    "parameter": ("1", "parameter of the family"),
+    "aic": ("1", "Akaike's information criterion"),
+    "ks_pvalue": ("1", "p-value of the KS distance, parameters estimated"),
+    "ad_statistic": ("1", "Anderson-Darling statistic"),
+    "ad_pvalue": ("1", "p-value of the Anderson-Darling statistic, parameters estimated"),
     "ks_distance": ("1", "Kolmogorov-Smirnov distance, sup of ECDF differences"),
     "ks_distance_interval": ("1", "bootstrap interval of the KS distance"),
     "ks_noise_floor": ("1", "KS distance expected between two samples of this size"),
@@ -68,6 +71,31 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "increase": ("1", "relative increase over the reference scenario"),
     "increase_interval": ("1", "paired bootstrap interval of the increase"),
     "slowdown": ("1", "factor on the duration of an op"),
+}
+
+#: arrays of a stored model (`prism.modelfile`): indices, counts and texts, and seconds where said
+VARIABLES |= {
+    f"op_{field}": ("1", f"{field} of the op")
+    for field in ("signature", "site", "position", "stage", "microbatch", "rank", "key")
+}
+VARIABLES |= {
+    "signature_text": ("1", "fields of a signature"),
+    "site_text": ("1", "name of a site"),
+    "edges_of_op": ("1", "number of ops that the op waits for"),
+    "edge_from": ("1", "op that is waited for"),
+    "members_of_op": ("1", "number of participating ranks"),
+    "member_rank": ("1", "participating rank"),
+    "node_of_rank": ("1", "machine of the rank"),
+    "pool_signature": ("1", "signature of the pool's key"),
+    "pool_site": ("1", "site of the pool's key, -1 for any"),
+    "pool_position": ("1", "position of the pool's key, -1 for any"),
+    "pool_base": ("1", "base distribution of the pool"),
+    "pool_scale": ("1", "factor on the base"),
+    "pool_shift": ("s", "added to the scaled base"),
+    "base_family": ("1", "family of the base"),
+    "base_parameter": ("1", "parameters of the family"),
+    "samples_of_base": ("1", "number of samples of an empirical base"),
+    "sample": ("1", "samples of the empirical bases"),
 }
 
 SOURCES = ("measured", "simulated", "synthetic")

@@ -45,7 +45,9 @@ def read_yaml(path: str | Path) -> Any:
     except YAMLError as fault:
         mark = getattr(fault, "problem_mark", None)
         at = f" at line {mark.line + 1}" if mark else ""
-        raise SpecError(f"{path}: not valid YAML{at}: {getattr(fault, 'problem', fault)}") from fault
+        raise SpecError(
+            f"{path}: not valid YAML{at}: {getattr(fault, 'problem', fault)}"
+        ) from fault
 
 
 def validate(model: type[S], content: Any, where: str) -> S:

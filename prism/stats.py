@@ -80,6 +80,22 @@ def quantile_interval(x, q: float, confidence: float = 0.95) -> tuple[float, flo
     return float(ci.low), float(ci.high)
 
 
+def mean_interval(x, confidence: float = 0.95) -> tuple[float, float, float]:
+    """Mean and its Student t interval; all equal where the values do not differ.
+
+    Examples
+    --------
+    >>> [round(v, 3) for v in mean_interval([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    x = independent(x)
+    mean = float(np.mean(x))
+    if x.size < 2:
+        return mean, math.nan, math.nan
+    half = stats.t.ppf((1 + confidence) / 2, x.size - 1) * np.std(x, ddof=1) / math.sqrt(x.size)
+    return mean, float(mean - half), float(mean + half)
+
+
 def ks_distance(x, y) -> float:
     """Kolmogorov-Smirnov distance: the largest gap between two empirical distribution functions.
 

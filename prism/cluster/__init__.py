@@ -11,6 +11,7 @@ from prism.cluster.simulator import (
     Cluster,
     compare_estimates,
     mean_jct_of_first,
+    offered_load,
     run_cluster,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "compare_estimates",
     "fcfs",
     "mean_jct_of_first",
+    "offered_load",
     "pack",
     "read_jobs",
     "run_cluster",

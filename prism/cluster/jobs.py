@@ -62,7 +62,9 @@ def read_jobs(path: str | Path) -> xr.Dataset:
         raise JobsError(f"{path}: not readable as CSV: {str(fault).splitlines()[0]}") from fault
     absent = [c for c in REQUIRED if c not in table]
     if absent:
-        raise JobsError(f"{path}: columns {', '.join(absent)} are missing; needs {', '.join(REQUIRED)}")
+        raise JobsError(
+            f"{path}: columns {', '.join(absent)} are missing; needs {', '.join(REQUIRED)}"
+        )
     if table.empty:
         raise JobsError(f"{path}: holds no jobs")
     submit, gpus, duration = (
@@ -76,9 +78,16 @@ def read_jobs(path: str | Path) -> xr.Dataset:
     ):
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            raise JobsError(f"{path}: {name} ({int(bad.sum())} rows are off, first data row {row + 1})")
+            raise JobsError(
+                f"{path}: {name} ({int(bad.sum())} rows are off, first data row {row + 1})"
+            )
     return _jobs_dataset(
-        table["job_id"].astype(str).to_numpy(), submit, gpus, duration, "measured", {"file": path.name}
+        table["job_id"].astype(str).to_numpy(),
+        submit,
+        gpus,
+        duration,
+        "measured",
+        {"file": path.name},
     )
 
 

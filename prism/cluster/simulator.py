@@ -58,6 +58,16 @@ class Checkpoint:
         return work + whole * self.write_s
 
 
+def offered_load(jobs: xr.Dataset, cluster: Cluster) -> float:
+    """GPU-seconds asked for by jobs that are submitted in time, over those that the cluster has.
+
+    Above 1 the queue grows for as long as the run lasts.
+    """
+    horizon = cluster.rounds * cluster.round_s
+    asked = (jobs["estimate"] * jobs["gpus"]).values[jobs["submit"].values < horizon]
+    return float(asked.sum() / (cluster.gpus * horizon))
+
+
 def draw_run_times(jobs: xr.Dataset, cv: float, seed: int) -> np.ndarray:
     """Real run times: ``Normal(N, cv N)`` cut off below `FLOOR` N, seconds, (job,).
 

@@ -15,7 +15,7 @@ from prism.signature import PoolKey
 from prism.traces.oplevel import build_graph
 from prism.traces.steps import observe
 
-MIN_SAMPLES = 20
+MIN_SAMPLES = 10
 
 
 def fit_pools(
@@ -84,7 +84,5 @@ def model_from_trace(
         As `build_graph`.
     """
     graph = build_graph(trace, gpus_per_node=gpus_per_node)
-    fitted = fit_pools(
-        graph.dag, observe(trace, graph), family=family, min_samples=min_samples
-    )
+    fitted = fit_pools(graph.dag, observe(trace, graph), family=family, min_samples=min_samples)
     return StepModel(graph.dag, fitted, source=trace.attrs["source"])

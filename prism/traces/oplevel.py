@@ -16,6 +16,7 @@ Send and matching receive are one op, as is a collective: it starts when the las
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -196,7 +197,7 @@ def _dependencies(rank: int, own: list[_Record], op_of: dict):
         return op_of.get((name, rank, seq))
 
     def chain(ops: list[int]):
-        for before, after in zip(ops, ops[1:], strict=False):
+        for before, after in itertools.pairwise(ops):
             yield after, [before]
 
     compute = [r for r in own if r.name in (FORWARD, BACKWARD)]

@@ -80,7 +80,9 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise TraceError(f"{path}: not readable as parquet: {_first_line(fault)}") from fault
     absent = [c for c in COLUMNS if c not in table]
     if absent:
-        raise TraceError(f"{path}: columns {', '.join(absent)} are missing; needs {', '.join(COLUMNS)}")
+        raise TraceError(
+            f"{path}: columns {', '.join(absent)} are missing; needs {', '.join(COLUMNS)}"
+        )
     if table.empty:
         raise TraceError(f"{path}: holds no ops")
     return _checked(table[list(COLUMNS)], path)

@@ -1,0 +1,1 @@
+"""What `dvc repro` runs."""

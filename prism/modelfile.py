@@ -1,0 +1,141 @@
+"""A step model as a Dataset and back: graph, pools and nothing else.
+
+Pools are stored in the form that the engine reads, ``shift + scale * base``, where the base is an
+empirical sample or a family with its parameters. Nested wrappers thus come back as one: the same
+distribution, written more simply.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from prism import pools, schema
+from prism.dag import WorkloadDAG
+from prism.model import StepModel
+from prism.pools import DurationPool, Empirical, Fixed, Parametric, Scaled, Shifted
+from prism.signature import PoolKey, Signature
+
+_SIGNATURE_FIELDS = ("op", "shape", "dtype", "role", "scope")
+_PER_OP = ("signature", "site", "position", "stage", "microbatch", "rank", "key")
+
+
+def to_dataset(model: StepModel) -> xr.Dataset:
+    """Lossless Dataset of a model (see the module for what happens to wrappers).
+
+    Raises
+    ------
+    ValueError
+        For a model with scenario overrides: a scenario is code, save the model it starts from.
+    """
+    if model.overrides:
+        raise ValueError("a model under a scenario cannot be stored; store the one before it")
+    dag = model.dag
+    sites = list(dag.sites)
+    site_index = {s: i for i, s in enumerate(sites)} | {"": -1}
+    signature_index = {s: i for i, s in enumerate(dag.signatures)}
+    unused = [
+        k for k in model.pools if k.signature not in signature_index or k.site not in site_index
+    ]
+    if unused:
+        raise ValueError(f"pool {unused[0]} belongs to no op of the graph; drop it before storing")
+    lowered = [pools.lower(p) for p in model.pools.values()]
+    bases = list({id(x.base): x.base for x in lowered}.values())
+    base_index = {id(b): i for i, b in enumerate(bases)}
+    samples = [np.asarray(b.samples) if isinstance(b, Empirical) else np.empty(0) for b in bases]
+    structure = {
+        **{f"op_{f}": ("op", getattr(dag, f)) for f in _PER_OP},
+        "signature_text": (
+            ("signature", "field"),
+            np.array(
+                [[getattr(s, f) for f in _SIGNATURE_FIELDS] for s in dag.signatures], dtype="U"
+            ),
+        ),
+        "site_text": ("site", np.array(sites, dtype="U")),
+        "edges_of_op": ("op", np.diff(dag.pred_ptr)),
+        "edge_from": ("edge", dag.pred),
+        "members_of_op": ("op", np.diff(dag.member_ptr)),
+        "member_rank": ("member", dag.member),
+        "node_of_rank": ("rank", dag.node_of_rank),
+        "pool_signature": ("pool", [signature_index[k.signature] for k in model.pools]),
+        "pool_site": ("pool", [site_index[k.site] for k in model.pools]),
+        "pool_position": ("pool", [k.position for k in model.pools]),
+        "pool_base": ("pool", [base_index[id(x.base)] for x in lowered]),
+        "pool_scale": ("pool", [x.scale for x in lowered]),
+        "pool_shift": ("pool", [x.shift for x in lowered]),
+        "base_family": ("base", np.array([b.family for b in bases], dtype="U")),
+        "base_parameter": (("base", "parameter"), np.array([_parameters(b) for b in bases])),
+        "samples_of_base": ("base", [s.size for s in samples]),
+        "sample": ("sample_index", np.concatenate(samples)),
+    }
+    return schema.dataset(structure, made_by="prism.modelfile.to_dataset", source=model.source)
+
+
+def from_dataset(ds: xr.Dataset) -> StepModel:
+    """The model that `to_dataset` stored."""
+    signatures = tuple(Signature(*map(str, row)) for row in ds["signature_text"].values)
+    sites = tuple(str(s) for s in ds["site_text"].values)
+    dag = WorkloadDAG(
+        signatures=signatures,
+        sites=sites,
+        **{f: ds[f"op_{f}"].values for f in _PER_OP},
+        pred_ptr=_pointers(ds["edges_of_op"].values),
+        pred=ds["edge_from"].values,
+        member_ptr=_pointers(ds["members_of_op"].values),
+        member=ds["member_rank"].values,
+        node_of_rank=ds["node_of_rank"].values,
+    )
+    bases = _bases(ds)
+    columns = (
+        "pool_signature",
+        "pool_site",
+        "pool_position",
+        "pool_base",
+        "pool_scale",
+        "pool_shift",
+    )
+    stored = {}
+    for s, site, position, base, scale, shift in zip(*(ds[c].values for c in columns), strict=True):
+        key = PoolKey(signatures[s], sites[site] if site >= 0 else "", int(position))
+        stored[key] = _wrapped(bases[base], float(scale), float(shift))
+    return StepModel(dag, stored, source=ds.attrs["source"])
+
+
+def read_model(path: str | Path) -> StepModel:
+    """Read a model that was saved as ``.nc``."""
+    with xr.open_dataset(path, engine="h5netcdf") as ds:
+        return from_dataset(schema.check(ds.load()))
+
+
+def _bases(ds: xr.Dataset) -> list[DurationPool]:
+    ends = _pointers(ds["samples_of_base"].values)
+    bases: list[DurationPool] = []
+    for i, family in enumerate(ds["base_family"].values):
+        parameters = ds["base_parameter"].values[i]
+        if family == Empirical.family:
+            bases.append(Empirical(tuple(ds["sample"].values[ends[i] : ends[i + 1]])))
+        elif family == Fixed.family:
+            bases.append(Fixed(float(parameters[0])))
+        else:
+            bases.append(pools.FAMILIES[str(family)](*map(float, parameters)))
+    return bases
+
+
+def _parameters(base: DurationPool) -> tuple[float, float]:
+    if isinstance(base, Parametric):
+        return dataclasses.astuple(base)
+    return (base.value, np.nan) if isinstance(base, Fixed) else (np.nan, np.nan)
+
+
+def _wrapped(base: DurationPool, scale: float, shift: float) -> DurationPool:
+    if scale == 0.0:
+        return Fixed(shift)
+    pool = base if scale == 1.0 else Scaled(base, scale)
+    return pool if shift == 0.0 else Shifted(pool, shift)
+
+
+def _pointers(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -1,0 +1,120 @@
+"""Datasets to axes. Nothing is computed here but positions on paper.
+
+Every function takes a Dataset and an `ax` and returns the `ax`. What was generated says so in the
+figure itself.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+import xarray as xr
+from scipy.stats import norm
+
+GOLDEN_RATIO = 0.6180339887498949
+STYLE = str(files("prism") / "prism.mplstyle")
+
+
+def column(rows: int = 1, columns: int = 1, **kwargs):
+    """Figure and axes for one paper column, in the package's style."""
+    plt.style.use(STYLE)
+    return plt.subplots(rows, columns, **kwargs)
+
+
+def label_source(ax, ds: xr.Dataset, extra: str = ""):
+    """Write where the numbers come from above the axes."""
+    text = ds.attrs["source"] + (f", {extra}" if extra else "")
+    ax.set_title(text, loc="right", color="0.45", fontsize=6)
+    return ax
+
+
+def fleet(ds: xr.Dataset, ax):
+    """Per-device median duration relative to the fleet's median, one box a kernel, points are
+    devices. `ds` has ``duration(signature, gpu, trial)``."""
+    median = ds["duration"].median("trial")
+    relative = 100 * (median / median.median("gpu") - 1)
+    frame = relative.to_series().rename("deviation").reset_index()
+    sns.boxplot(
+        frame, x="deviation", y="signature", ax=ax, color="0.92", fliersize=0, linewidth=0.7
+    )
+    # seaborn's jitter draws from numpy's global state, which would change the bytes at every run
+    for row, values in enumerate(relative.values):
+        height = row + 0.5 * ((np.arange(values.size) * GOLDEN_RATIO) % 1 - 0.5)
+        ax.plot(values, height, ".", color="C0", markersize=2, alpha=0.6, markeredgewidth=0)
+    ax.set(xlabel="device median against fleet median (%)", ylabel="")
+    return label_source(ax, ds, f"{ds.sizes['gpu']} GPUs")
+
+
+def pool_fits(samples: np.ndarray, fits, ax, *, source: xr.Dataset):
+    """Fitted quantiles over the sample's, by normal score: on the zero line the fit is right.
+
+    `fits` maps a label to a `prism.pools.Fit`.
+    """
+    observed = np.sort(samples)
+    q = (np.arange(observed.size) + 0.5) / observed.size
+    for label, fitted in fits.items():
+        ax.plot(norm.ppf(q), 100 * (fitted.pool.quantile(q) / observed - 1), label=label)
+    ax.axhline(0, color="0.5", linewidth=0.6, zorder=0)
+    ax.set(xlabel="normal score of the quantile", ylabel="fitted / measured - 1 (%)")
+    ax.legend()
+    return label_source(ax, source)
+
+
+def step_times(ds: xr.Dataset, ax, *, marks=None):
+    """Distribution function of ``step_time(draw)``; `marks` maps labels to seconds."""
+    sns.ecdfplot(x=ds["step_time"].values, ax=ax, color="C0")
+    for i, (label, at) in enumerate((marks or {}).items(), start=1):
+        ax.axvline(at, color=f"C{i}", linewidth=0.9, label=f"{label} {at:.4g} s")
+    ax.set(xlabel="step time (s)", ylabel="share of steps")
+    ax.legend(loc="upper left")
+    return label_source(ax, ds, f"{ds.sizes['draw']} draws")
+
+
+def comparison(distributions, ax, *, source: xr.Dataset, mean_only: float | None = None):
+    """Distribution functions of several arrays of step times, and the mean-only prediction."""
+    for label, values in distributions.items():
+        sns.ecdfplot(x=np.asarray(values), ax=ax, label=label)
+    if mean_only is not None:
+        ax.axvline(mean_only, color="0.4", linestyle="--", linewidth=0.9, label="means only")
+    ax.set(xlabel="step time (s)", ylabel="share of steps")
+    ax.legend(loc="lower right")
+    return label_source(ax, source)
+
+
+def increases(ds: xr.Dataset, ax):
+    """``increase(scenario)`` with its interval, in per cent. A scenario called ``place, kind`` is put
+    at its place, in the colour of its kind."""
+    labels = [str(s).partition(", ")[::2] for s in ds["scenario"].values]
+    places, kinds = (list(dict.fromkeys(part)) for part in zip(*labels, strict=True))
+    for i, kind in enumerate(kinds):
+        rows = [n for n, label in enumerate(labels) if label[1] == kind]
+        y = 100 * ds["increase"].values[rows]
+        low, high = 100 * ds["increase_interval"].values[rows].T
+        # a percentile interval need not hold the estimate
+        error = np.maximum([y - low, high - y], 0)
+        x = np.array([places.index(labels[n][0]) for n in rows]) + 0.12 * (i - (len(kinds) - 1) / 2)
+        ax.errorbar(x, y, yerr=error, fmt="o", markersize=3, capsize=2, label=kind)
+    ax.axhline(0, color="0.5", linewidth=0.6)
+    ax.set_xticks(range(len(places)), places)
+    ax.set(ylabel="increase of p95 (%)")
+    ax.legend()
+    return label_source(ax, ds)
+
+
+def jct_ratios(ds: xr.Dataset, ax):
+    """Completion time with p95 over point estimates, by share of completions; one line a policy,
+    bars span the seeds. `ds` has ``jct(policy, scenario, trial, quantile)``."""
+    ratio = ds["jct"].sel(scenario="p95") / ds["jct"].sel(scenario="point")
+    x = 100 * ds["quantile"].values
+    for i, policy in enumerate(ds["policy"].values):
+        r = ratio.sel(policy=policy)
+        mean = r.mean("trial").values
+        span = np.abs(np.stack([r.min("trial").values, r.max("trial").values]) - mean)
+        ax.errorbar(x + i, mean, yerr=span, fmt="o-", markersize=3, capsize=2, label=str(policy))
+    ax.axhline(1, color="0.5", linewidth=0.6)
+    ax.set(xlabel="first completions (%)", ylabel="mean JCT, p95 / point")
+    ax.legend()
+    return label_source(ax, ds, f"{ds.sizes['trial']} seeds")

@@ -1,0 +1,254 @@
+"""What notebooks and pipeline share: the study's root, its parameters, its files.
+
+Every path in a study is relative to its root, wherever a notebook was opened from. Files are
+written under a temporary name and renamed, so a run that fails leaves the earlier result as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import xarray as xr
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from prism import schema, traces, workload
+from prism.cluster import jobs as _jobs
+from prism.context import read_context
+from prism.fleet import read_fleet
+from prism.model import StepModel
+from prism.modelfile import read_model, to_dataset
+from prism.specs import Spec, SpecError, read_spec
+from prism.stats import min_draws
+
+Draws = Annotated[int, Field(ge=min_draws(0.95, confidence=0.95))]
+
+
+class FleetParams(Spec):
+    """`path`: fleet measurements, or the YAML of a synthetic fleet."""
+
+    path: str
+
+
+class PoolsParams(Spec):
+    """Pool fitting: which fleet kernel stands for compute, resamples for p-values."""
+
+    kernel: str | None
+    bootstrap: int = Field(ge=99)
+
+
+class WorkloadParams(Spec):
+    """`path`: a trace, or the YAML of a context; for a trace the GPUs of a node, for a context the
+    made-up recording that stands in for measured steps."""
+
+    path: str
+    gpus_per_node: PositiveInt
+    synthetic_steps: int = Field(ge=40)
+    synthetic_step_cv: NonNegativeFloat
+
+
+class MontecarloParams(Spec):
+    """Number of simulated steps."""
+
+    draws: Draws
+
+
+class ValidationParams(Spec):
+    """Simulated steps, and the length of bootstrap blocks of measured steps."""
+
+    draws: Draws
+    block: PositiveInt
+
+
+class HotNodeParams(Spec):
+    """Simulated steps per scenario, and the fleet quantile that the hot node runs at."""
+
+    draws: Draws
+    at: float = Field(gt=0.5, lt=1)
+
+
+class SchedulingParams(Spec):
+    """Job log and cluster, the cv of run times, the number of seeds, what checkpoints cost."""
+
+    path: str
+    gpus: PositiveInt
+    rounds: PositiveInt
+    round_s: PositiveFloat
+    cv: float = Field(ge=0, le=1)
+    seeds: int = Field(ge=2)
+    checkpoint_interval_s: PositiveFloat
+    checkpoint_write_s: NonNegativeFloat
+    restart_s: NonNegativeFloat
+
+
+class Params(Spec):
+    """The whole of ``params.yaml``; each stage is handed only the blocks that it declares."""
+
+    seed: int = Field(ge=0)
+    fleet: FleetParams
+    pools: PoolsParams
+    workload: WorkloadParams
+    montecarlo: MontecarloParams
+    validation: ValidationParams
+    hot_node: HotNodeParams
+    scheduling: SchedulingParams
+
+
+def root() -> Path:
+    """The study's folder: ``PRISM_ROOT``, or the nearest folder upwards that holds both ``dvc.yaml``
+    and ``params.yaml``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    if "PRISM_ROOT" in os.environ:
+        return Path(os.environ["PRISM_ROOT"]).resolve()
+    here = Path.cwd().resolve()
+    for folder in (here, *here.parents):
+        if (folder / "dvc.yaml").is_file() and (folder / "params.yaml").is_file():
+            return folder
+    raise FileNotFoundError(
+        "not inside a PRISM study: no folder from here upwards holds dvc.yaml and params.yaml; "
+        "set PRISM_ROOT"
+    )
+
+
+def path(name: str | Path) -> Path:
+    """A path of the study: absolute as it is, otherwise from the root."""
+    return root() / name
+
+
+def read_params() -> Params:
+    """``params.yaml`` of the study, validated. Raises `SpecError` naming every fault."""
+    return read_spec(Params, path("params.yaml"))
+
+
+def open_fleet(name: str) -> xr.Dataset:
+    """Fleet of the study: measurements, a synthetic description, or an earlier stage's ``.nc``."""
+    return _named(name, read_fleet)
+
+
+def open_jobs(name: str) -> xr.Dataset:
+    """Job log of the study."""
+    return _named(name, _jobs.read_jobs)
+
+
+def open_model(
+    name: str, *, fleet: str | None = None, kernel: str | None = None, gpus_per_node: int = 8
+) -> StepModel:
+    """Step model of the study.
+
+    Parameters
+    ----------
+    name : str
+        ``.nc`` of an earlier stage; ``.yaml`` of a context, whose compute then varies like `kernel`
+        of `fleet`; otherwise a trace.
+    """
+    match Path(name).suffix:
+        case ".nc":
+            return _named(name, read_model)
+        case ".yaml" | ".yml":
+            variability = open_fleet(fleet) if fleet else None
+            context = _named(name, read_context)
+            return workload.model_from_context(context, variability=variability, kernel=kernel)
+        case _:
+            trace = _named(name, traces.read_trace)
+            return traces.model_from_trace(trace, gpus_per_node=gpus_per_node)
+
+
+def open_observed(
+    name: str, model: StepModel, *, gpus_per_node: int = 8, steps: int = 40,
+    step_cv: float = 0.02, seed: int = 0,
+) -> xr.Dataset:  # fmt: skip
+    """Measured steps of the study: from a trace, from an earlier stage's ``.nc``, or, for a context
+    that nobody has run, a synthetic recording of `model` (`prism.workload.synthetic_steps`)."""
+    match Path(name).suffix:
+        case ".nc":
+            return _named(name, _read_dataset)
+        case ".yaml" | ".yml":
+            return workload.synthetic_steps(model, steps, step_cv=step_cv, seed=seed)
+        case _:
+            trace = _named(name, traces.read_trace)
+            graph = traces.build_graph(trace, gpus_per_node=gpus_per_node)
+            return traces.observe(trace, graph)
+
+
+def save(
+    stem: str,
+    dataset: xr.Dataset | StepModel,
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    figure=None,
+) -> None:
+    """Write results beside each other: ``stem.nc``, ``stem.json``, ``stem.pdf`` and ``stem.png``.
+
+    Equal content gives equal bytes: no time stamps, keys sorted, metrics to 10 significant digits.
+    Each file is written under a temporary name and then renamed.
+
+    Parameters
+    ----------
+    stem : str
+        Path from the study's root, without extension.
+    dataset : Dataset in the vocabulary, or StepModel
+    metrics : mapping, optional
+        Numbers, strings or nested mappings of them; NaN is stored as null.
+    figure : matplotlib Figure, optional
+    """
+    ds = to_dataset(dataset) if isinstance(dataset, StepModel) else schema.check(dataset)
+    target = path(stem)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _replace(target.with_name(target.name + ".nc"), lambda p: ds.to_netcdf(p, engine="h5netcdf"))
+    if metrics is not None:
+        text = json.dumps(_plain(metrics), indent=2, sort_keys=True, allow_nan=False) + "\n"
+        _replace(target.with_name(target.name + ".json"), lambda p: p.write_text(text, "utf-8"))
+    if figure is not None:
+        for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
+            _replace(
+                target.with_name(target.name + suffix),
+                lambda p, s=suffix, m=metadata: figure.savefig(p, format=s[1:], metadata=m),
+            )
+
+
+def _replace(target: Path, write: Callable[[Path], Any]) -> None:
+    temporary = target.with_name(f".{target.name}.partial")
+    try:
+        write(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values: mappings with string keys, numbers rounded, NaN as null."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, str) or value is None:
+        return value
+    value = np.asarray(value)
+    if value.ndim:
+        return [_plain(v) for v in value]
+    number = value.item()
+    if isinstance(number, float):
+        return float(f"{number:.10g}") if math.isfinite(number) else None
+    return number
+
+
+def _named(name: str, read: Callable[[Path], Any]) -> Any:
+    """`read` a file of the study, and call it in messages what the user called it."""
+    try:
+        return read(path(name))
+    except (ValueError, OSError) as fault:
+        message = str(fault).replace(str(path(name)), name)
+        raise type(fault)(message) if isinstance(fault, SpecError | ValueError) else fault from None
+
+
+def _read_dataset(file: Path) -> xr.Dataset:
+    with xr.open_dataset(file, engine="h5netcdf") as ds:
+        return schema.check(ds.load())
