@@ -69,7 +69,8 @@ def step_times(ds: xr.Dataset, ax, *, marks=None):
     for i, (label, at) in enumerate((marks or {}).items(), start=1):
         ax.axvline(at, color=f"C{i}", linewidth=0.9, label=f"{label} {at:.4g} s")
     ax.set(xlabel="step time (s)", ylabel="share of steps")
-    ax.legend(loc="upper left")
+    if marks:
+        ax.legend(loc="upper left")
     return label_source(ax, ds, f"{ds.sizes['draw']} draws")
 
 

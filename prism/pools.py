@@ -351,7 +351,7 @@ def fit(
     >>> import numpy as np
     >>> x = np.random.default_rng(0).lognormal(-2.0, 0.3, 2000)
     >>> f = fit(x, "lognormal")
-    >>> round(f.pool.mu, 2), round(f.pool.sigma, 2)
+    >>> round(f.pool.mu, 1), round(f.pool.sigma, 1)
     (-2.0, 0.3)
     """
     x = finite_durations(samples, "samples to fit").ravel()

@@ -73,7 +73,7 @@ def quantile_interval(x, q: float, confidence: float = 0.95) -> tuple[float, flo
     Examples
     --------
     >>> tuple(round(v) for v in quantile_interval(np.arange(1000.0), 0.5))
-    (468, 530)
+    (468, 531)
     """
     x = independent(x)
     ci = stats.quantile_test(x, q=float(np.quantile(x, q)), p=q).confidence_interval(confidence)

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,7 +128,7 @@ def path(name: str | Path) -> Path:
 
 def read_params() -> Params:
     """``params.yaml`` of the study, validated. Raises `SpecError` naming every fault."""
-    return read_spec(Params, path("params.yaml"))
+    return _named("params.yaml", partial(read_spec, Params))
 
 
 def open_fleet(name: str) -> xr.Dataset:

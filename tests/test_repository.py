@@ -1,0 +1,120 @@
+"""What holds for the repository as a whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import nbformat
+import pytest
+import yaml
+from ruamel.yaml import YAML
+
+from pipelines.canon import source_only
+
+
+@pytest.fixture(scope="module")
+def notebooks(root):
+    found = sorted((root / "notebooks").glob("*.ipynb"))
+    assert found
+    return {f: nbformat.read(f, as_version=4) for f in found}
+
+
+@pytest.fixture(scope="module")
+def stages(root):
+    return YAML(typ="safe").load((root / "dvc.yaml").read_text())["stages"]
+
+
+def test_notebooks_carry_no_outputs_and_one_kernel(notebooks):
+    for file, notebook in notebooks.items():
+        assert notebook.metadata.kernelspec.name == "python3", file.name
+        for cell in notebook.cells:
+            assert not cell.get("outputs"), file.name
+            assert cell.get("execution_count") is None, file.name
+
+
+def test_notebooks_have_one_parameters_cell_and_define_nothing(notebooks):
+    for file, notebook in notebooks.items():
+        tagged = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
+        assert len(tagged) == 1, file.name
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                assert not re.search(r"^\s*(def|class) ", cell.source, re.M), file.name
+
+
+def test_stages_are_handed_exactly_what_they_declare(stages, notebooks):
+    by_name = {f"notebooks/{f.name}": n for f, n in notebooks.items()}
+    seen = set()
+    for name, stage in stages.items():
+        if name == "sources":
+            continue
+        words = stage["cmd"].split()
+        handed = words[words.index("--params") + 1].split(",")
+        assert handed == stage["params"], name
+        file = words[words.index("pipelines.run") + 1]
+        seen.add(file)
+        parameters = next(
+            c.source for c in by_name[file].cells if "parameters" in c.metadata.get("tags", [])
+        )
+        declared = set(re.findall(r"^(\w+) = ", parameters, re.M))
+        paths = {words[i + 1] for i, w in enumerate(words) if w == "-p"}
+        assert set(handed) | paths <= declared, name
+        produced = {next(iter(o)) for o in [*stage["outs"], *stage["metrics"]]}
+        assert all(next(iter(o.values())) == {"persist": True} for o in stage["outs"]), name
+        for i, w in enumerate(words):
+            if w == "-p" and words[i + 1].endswith("out"):
+                assert f"{words[i + 2]}.nc" in produced, name
+            elif w == "-p":
+                assert words[i + 2] in stage["deps"], name
+    assert seen == set(by_name)
+
+
+def test_smoke_parameters_name_the_same_keys_as_the_real_ones(root, notebooks, stages):
+    params = YAML(typ="safe").load((root / "params.yaml").read_text())
+    for file, notebook in notebooks.items():
+        source = next(
+            c.source for c in notebook.cells if "parameters" in c.metadata.get("tags", [])
+        )
+        values: dict = {}
+        exec(source, values)
+        for block, content in params.items():
+            if block in values and isinstance(content, dict):
+                assert set(values[block]) == set(content), f"{file.name}: {block}"
+
+
+def test_params_mean_the_same_to_both_yaml_dialects(root):
+    text = (root / "params.yaml").read_text()
+    assert yaml.safe_load(text) == YAML(typ="safe").load(text)
+
+
+def test_saving_outputs_does_not_change_the_source(notebooks):
+    notebook = next(iter(notebooks.values()))
+    run = nbformat.from_dict(json.loads(json.dumps(notebook)))
+    for i, cell in enumerate(c for c in run.cells if c.cell_type == "code"):
+        cell.execution_count = i
+        cell.outputs = [nbformat.v4.new_output("stream", text="x")]
+        cell.metadata["tags"] = cell.metadata.get("tags", [])
+    run.cells.append(nbformat.v4.new_markdown_cell("a remark"))
+    assert source_only(run) == source_only(notebook)
+    run.cells.append(nbformat.v4.new_code_cell("1 + 1"))
+    assert source_only(run) != source_only(notebook)
+
+
+def test_no_committed_file_names_a_registry_or_this_machine(root):
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.split()
+    names = "|".join(["py" + "pi.org", "python" + "hosted", "npm" + "js.org", "conda" + ".io"])
+    pattern = re.compile(rf"{names}|(?<![\w.])/(?:home|root|work)/\w")
+    for name in files:
+        text = (root / name).read_bytes().decode("utf-8", errors="ignore")
+        assert not pattern.search(text), f"{name}: {pattern.search(text)}"
+    assert "://" not in (root / "constraints.txt").read_text()
+
+
+def test_public_names_exist_and_are_documented():
+    import prism
+
+    for name in prism.__all__:
+        assert getattr(prism, name).__doc__, name

@@ -1,0 +1,124 @@
+"""Hot nodes: whom they touch, by how much, and what may be said about the result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import fork_join, keyed
+
+from prism import fleet, workload
+from prism.context import read_context
+from prism.model import StepModel
+from prism.pools import Empirical, Fixed, LogNormal, Scaled
+from prism.scenarios import HotNode, increases, node_of_stage, sweep, unchanged
+
+
+@pytest.fixture(scope="module")
+def model(root):
+    devices = fleet.read_fleet(root / "inputs/reference_fleet.yaml")
+    ctx = read_context(root / "inputs/small_step.yaml")
+    return workload.model_from_context(ctx, variability=devices, kernel="gemm_varied")
+
+
+def factors(before: StepModel, after: StepModel) -> np.ndarray:
+    return np.array([b.mean / a.mean for a, b in zip(before.op_pools, after.op_pools, strict=True)])
+
+
+def test_scale_multiplies_by_the_fleets_ratio(model):
+    hot = HotNode(2)(model)
+    dag = model.dag
+    on_node = np.array([2 in dag.node_of_rank[dag.member[a:b]] for a, b in
+                        zip(dag.member_ptr[:-1], dag.member_ptr[1:], strict=True)])  # fmt: skip
+    for op in range(dag.n_ops):
+        signature = dag.signatures[dag.signature[op]]
+        touched = on_node[op] and signature.scope != "intra_node"
+        fleet_pool = model.fleet_pool(op)
+        ratio = float(fleet_pool.quantile(0.95) / fleet_pool.quantile(0.5)) if touched else 1.0
+        assert hot.op_pools[op].mean == pytest.approx(ratio * model.op_pools[op].mean)
+        assert hot.op_pools[op].cv == pytest.approx(model.op_pools[op].cv)
+
+
+def test_pin_is_the_constant_quantile_of_the_fleet(model):
+    hot = HotNode(0, mode="pin")(model)
+    for op in np.flatnonzero(factors(model, hot) != 1.0):
+        assert hot.op_pools[op] == Fixed(float(model.fleet_pool(op).quantile(0.95)))
+
+
+def test_own_fleet_shape_overrides_compute(model):
+    shape = Empirical(tuple(np.linspace(0.5, 1.5, 101)))
+    hot = HotNode(1, compute=shape)(model)
+    compute = np.array([s.role == "compute" for s in model.dag.signatures])[model.dag.signature]
+    changed = factors(model, hot)[compute & model.dag.on_node(1)]
+    np.testing.assert_allclose(changed, shape.quantile(0.95) / shape.quantile(0.5))
+
+
+def test_hotter_never_shortens_a_step_invariant(model):
+    runs = sweep(model, {str(q): HotNode(3, at=q) for q in (0.5, 0.7, 0.9, 0.99)}, 300)
+    assert np.all(np.diff(runs.step_time.values, axis=0) >= 0)
+
+
+def test_pinning_can_shorten_a_step():
+    """The reason why monotonicity is claimed for `scale` only."""
+    dag = fork_join(1)
+    pool = LogNormal(0.0, 1.0)
+    model = StepModel(dag, keyed(dag, [pool]))
+    runs = sweep(model, {"free": unchanged, "pinned": HotNode(0, at=0.95, mode="pin")}, 2000)
+    free, pinned = runs.step_time.values
+    assert np.any(pinned < free)
+
+
+def test_hot_node_against_theory():
+    """One op on the hot node: p95 rises by exactly the factor."""
+    dag = fork_join(1)
+    model = StepModel(dag, keyed(dag, [LogNormal(0.0, 0.2)]))
+    runs = sweep(model, {"healthy": unchanged, "hot": HotNode(0)}, 1000)
+    effect = increases(runs, "healthy")
+    factor = np.exp(0.2 * 1.6448536269514722)
+    np.testing.assert_allclose(effect.increase, factor - 1, rtol=1e-3)
+    np.testing.assert_allclose(effect.increase_interval, factor - 1, rtol=1e-3)
+
+
+def test_no_effect_is_exactly_none_negative_control(model):
+    """Common random numbers: a scenario that changes nothing changes no byte."""
+    runs = sweep(model, {"a": unchanged, "b": HotNode(1, at=0.5)}, 200)
+    np.testing.assert_allclose(runs.step_time[0], runs.step_time[1], rtol=1e-12)
+    assert np.all(np.abs(increases(runs, "a").increase_interval) < 1e-9)
+
+
+def test_order_of_scenarios_changes_nothing_invariant(model):
+    ab = sweep(model, {"a": unchanged, "b": HotNode(1)}, 100)
+    ba = sweep(model, {"b": HotNode(1), "a": unchanged}, 100)
+    np.testing.assert_array_equal(ab.sel(scenario="b").step_time, ba.sel(scenario="b").step_time)
+
+
+def test_scenarios_compose(model):
+    both = HotNode(1)(HotNode(2)(model))
+    changed = factors(model, both) != 1.0
+    assert np.array_equal(
+        changed, (factors(model, HotNode(1)(model)) != 1) | (factors(model, HotNode(2)(model)) != 1)
+    )
+
+
+def test_stages_sit_on_their_nodes(model):
+    assert node_of_stage(model.dag) == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: HotNode(4)(m), "node 4 does not exist: the job has nodes 0 to 3"),
+        (lambda m: HotNode(0, at=1.0), "strictly between 0 and 1"),
+        (lambda m: HotNode(0, mode="melt"), "'scale' or 'pin', got 'melt'"),
+        (lambda m: sweep(m, {}), "at least one scenario"),
+    ],
+)
+def test_bad_scenarios_are_refused(model, make, message):
+    with pytest.raises(ValueError, match=message):
+        make(model)
+
+
+def test_missing_fleet_pool_is_named():
+    dag = fork_join(1)
+    exact = {dag.pool_keys[0]: Scaled(LogNormal(0.0, 0.1), 2.0)}
+    with pytest.raises(ValueError, match="no fleet-wide pool for branch 0"):
+        HotNode(0)(StepModel(dag, exact))

@@ -1,0 +1,118 @@
+"""Estimators against scipy and at their nominal rates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+from statistical import assert_share_close
+
+from prism import stats
+
+
+@pytest.mark.parametrize(
+    ("q", "confidence", "n"), [(0.95, 0.95, 59), (0.99, 0.95, 299), (0.5, 0.9, 4)]
+)
+def test_min_draws_against_published(q, confidence, n):
+    """Wilks' sample sizes, as tabulated everywhere."""
+    assert stats.min_draws(q, confidence=confidence) == n
+    assert q**n <= 1 - confidence < q ** (n - 1)
+
+
+def test_guarantee_covers_at_its_nominal_rate_against_theory():
+    """The bound is over the true quantile in at least 95 % of repetitions, and exactly as often as
+    the binomial says for its order statistic."""
+    n, repetitions = 100, 4000
+    rng = np.random.default_rng(0)
+    truth = scipy_stats.lognorm(0.5).ppf(0.95)
+    covered = sum(stats.guarantee(rng.lognormal(0.0, 0.5, n)) >= truth for _ in range(repetitions))
+    k = next(k for k in range(1, n + 1) if scipy_stats.binom.cdf(k - 1, n, 0.95) >= 0.95)
+    nominal = scipy_stats.binom.cdf(k - 1, n, 0.95)
+    assert nominal >= 0.95
+    assert_share_close(covered, repetitions, nominal)
+
+
+def test_guarantee_is_the_smallest_valid_order_statistic():
+    for n in (59, 60, 93, 100, 1000):
+        x = np.arange(1.0, n + 1)
+        k = int(stats.guarantee(x))
+        assert scipy_stats.binom.cdf(k - 1, n, 0.95) >= 0.95
+        assert k == 1 or scipy_stats.binom.cdf(k - 2, n, 0.95) < 0.95
+
+
+def test_guarantee_refuses_too_few_and_dependent_draws():
+    with pytest.raises(ValueError, match="needs 59 draws, got 58; simulate at least 59"):
+        stats.guarantee(np.arange(58.0))
+    jobs = xr.DataArray(np.ones((20, 50)), dims=("job", "draw"))
+    with pytest.raises(ValueError, match="several draws of one job are dependent"):
+        stats.guarantee(jobs)
+    with pytest.raises(ValueError, match="1 values are NaN"):
+        stats.guarantee(np.append(np.ones(99), np.nan))
+
+
+@given(st.integers(20, 400), st.floats(0.05, 0.95), st.integers(0, 2**31))
+def test_quantile_interval_against_scipy(n, q, seed):
+    x = np.random.default_rng(seed).normal(size=n)
+    ours = stats.quantile_interval(x, q)
+    ci = scipy_stats.quantile_test(x, q=np.quantile(x, q), p=q).confidence_interval(0.95)
+    np.testing.assert_array_equal(ours, (ci.low, ci.high))
+
+
+@given(st.integers(2, 60), st.integers(2, 60), st.integers(0, 2**31))
+def test_ks_distance_against_scipy(n, m, seed):
+    rng = np.random.default_rng(seed)
+    # rounded, so that ties occur within and between samples
+    x, y = rng.normal(size=n).round(1), rng.normal(0.3, 1.2, size=m).round(1)
+    expected = scipy_stats.ks_2samp(x, y, method="asymp").statistic
+    assert stats.ks_distance(x, y) == pytest.approx(expected, abs=1e-12)
+
+
+def test_ks_noise_floor_against_simulation():
+    rng = np.random.default_rng(1)
+    n, m = 300, 200
+    d = np.array([stats.ks_distance(rng.normal(size=n), rng.normal(size=m)) for _ in range(2000)])
+    assert stats.ks_noise_floor(n, m) == pytest.approx(np.median(d), rel=0.06)
+
+
+def test_increase_is_paired():
+    """Pairs resampled together: what both runs share does not widen the interval."""
+    rng = np.random.default_rng(2)
+    x = rng.lognormal(0.0, 0.5, 1000)
+    slower = 1.1 * x * rng.lognormal(0.0, 0.001, 1000)
+    _, low, high = stats.increase(slower, x)
+    assert low < 0.1 < high
+    assert high - low < 0.005
+    _, low, high = stats.increase(rng.permutation(slower), x)
+    assert high - low > 0.05
+
+
+def test_increase_covers_at_its_nominal_rate():
+    truth = scipy_stats.norm(1.1, 0.11).ppf(0.95) / scipy_stats.norm(1.0, 0.1).ppf(0.95) - 1
+    rng = np.random.default_rng(3)
+    covered, n = 0, 200
+    for i in range(n):
+        x = rng.normal(1.0, 0.1, 400)
+        y = 1.1 + 0.11 * (0.6 * (x - 1.0) / 0.1 + 0.8 * rng.standard_normal(400))
+        _, low, high = stats.increase(y, x, resamples=200, seed=i)
+        covered += low <= truth <= high
+    # a percentile bootstrap of a quantile falls a little short of 95 %
+    assert 0.90 < covered / n < 0.99
+
+
+def test_block_indices_keep_neighbours_together():
+    picked = stats.block_indices(np.random.default_rng(4), 100, 10)
+    assert picked.size == 100
+    steps = np.diff(picked.reshape(10, 10), axis=1) % 100
+    assert np.all(steps == 1)
+
+
+def test_mean_interval_covers_at_its_nominal_rate():
+    rng = np.random.default_rng(5)
+    hits = 0
+    for _ in range(3000):
+        _, low, high = stats.mean_interval(rng.normal(2.0, 1.0, 5))
+        hits += low <= 2.0 <= high
+    assert_share_close(hits, 3000, 0.95)

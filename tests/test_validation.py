@@ -1,0 +1,101 @@
+"""Comparisons that pass for the same distribution and fail for another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from statistical import assert_share_close
+
+from prism import validation, workload
+from prism.context import read_context
+from prism.pools import LogNormal
+from prism.validation import ValidationError, compare, require
+
+
+def test_same_distribution_passes_and_a_shifted_one_fails_negative_control():
+    rng = np.random.default_rng(0)
+    measured = rng.normal(10.0, 0.5, 400)
+    right = compare(rng.normal(10.0, 0.5, 4000), measured)
+    require(right, ks=0.1, p95_error=0.02)
+    wrong = compare(rng.normal(10.4, 0.5, 4000), measured)
+    with pytest.raises(
+        ValidationError, match=r"KS distance 0\.\d+ is over 0.100; p95 error .* is over"
+    ):
+        require(wrong, ks=0.1, p95_error=0.02)
+
+
+def test_errors_against_theory():
+    measured = np.linspace(1.0, 2.0, 1001)
+    found = compare(1.1 * measured, measured, mean_only=1.5)
+    np.testing.assert_allclose(found.relative_error.sel(scenario="predicted"), 0.1)
+    np.testing.assert_allclose(found.relative_error_mean, [0.1, 0.0], atol=1e-12)
+    assert found.relative_error.sel(scenario="mean only", quantile=0.95) == pytest.approx(
+        1.5 / 1.95 - 1
+    )
+    # a constant covers what lies below it, and at the median its KS distance is one half
+    assert found.coverage.sel(scenario="mean only") == pytest.approx(0.5, abs=0.002)
+    assert found.ks_distance.sel(scenario="mean only") == pytest.approx(0.5, abs=0.001)
+
+
+def test_coverage_interval_holds_the_truth_at_its_nominal_rate():
+    rng = np.random.default_rng(1)
+    predicted = LogNormal(0.0, 0.3).quantile((np.arange(20_000) + 0.5) / 20_000)
+    hits = 0
+    for _ in range(300):
+        _, low, high = 0, *validation._coverage_interval(
+            rng.lognormal(0.0, 0.3, 60), float(np.quantile(predicted, 0.95)), 0.9
+        )  # fmt: skip
+        hits += low <= 0.95 <= high
+    # Clopper-Pearson covers at least its level
+    assert hits / 300 >= 0.9 - 4.5 * np.sqrt(0.09 / 300)
+
+
+def test_ks_interval_lies_around_the_distance():
+    rng = np.random.default_rng(2)
+    found = compare(rng.normal(0, 1, 2000) + 10, rng.normal(0.8, 1, 200) + 10)
+    low, high = found.ks_distance_interval.values[0]
+    # the truth: 2 Phi(0.4) - 1
+    assert low < 0.3108 < high
+    assert low < float(found.ks_distance[0]) < high
+
+
+def steps(root, step_cv, n=400):
+    ctx = read_context(root / "inputs/small_step.yaml")
+    model = workload.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.05))
+    return model.dag, workload.synthetic_steps(model, n, step_cv=step_cv, seed=3)
+
+
+def test_independent_steps_are_predicted(root):
+    """Data that are independent by construction: at the noise floor, p95 covered as stated."""
+    dag, observed = steps(root, 0.0)
+    found = validation.validate_steps(dag, observed)
+    held_out = found.sel(scenario="held out")
+    assert float(held_out.ks_distance) < 2 * float(held_out.ks_noise_floor)
+    assert_share_close(round(200 * float(held_out.coverage)), 200, 0.95, z=4.5)
+
+
+def test_coupled_steps_are_not_negative_control(root):
+    dag, observed = steps(root, 0.03)
+    found = validation.validate_steps(dag, observed)
+    for scenario in ("in sample", "held out"):
+        row = found.sel(scenario=scenario)
+        assert float(row.ks_distance) > 2.5 * float(row.ks_noise_floor)
+
+
+def test_held_out_steps_are_not_used_for_fitting(root):
+    dag, observed = steps(root, 0.0, n=40)
+    spoilt = observed.copy(deep=True)
+    spoilt["duration"][1::2] *= 100.0
+    a = validation.validate_steps(dag, observed)
+    b = validation.validate_steps(dag, spoilt)
+    held = {"scenario": "held out"}
+    assert float(a.relative_error_mean.sel(held)) == float(b.relative_error_mean.sel(held))
+    assert float(a.sel(scenario="in sample").relative_error_mean) != float(
+        b.sel(scenario="in sample").relative_error_mean
+    )
+
+
+def test_few_steps_are_refused(root):
+    dag, observed = steps(root, 0.0, n=3)
+    with pytest.raises(ValueError, match="at least 4 measured steps, got 3"):
+        validation.validate_steps(dag, observed)

@@ -1,0 +1,145 @@
+"""From a context to a step: schedules and step times against published oracles and closed forms."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from prism import schedules, workload
+from prism.context import Context, Link, Parallelism, Topology, Workload, read_context
+from prism.montecarlo import simulate
+from prism.pools import Empirical, Fixed
+from prism.specs import SpecError
+
+FREE = Link(bandwidth=1e30, latency=0.0)
+NAMES = {"1f1b": "1f1b", "gpipe": "gpipe"}
+
+
+def context(pp=4, dp=1, microbatches=8, schedule="1f1b", forward=1.0, backward=2.0, **links):
+    return Context(
+        workload=Workload(
+            name="unit", forward_s=[forward] * pp, backward_s=[backward] * pp, optimizer_s=1e-12,
+            activation_bytes=1.0, gradient_bytes=1.0,
+        ),
+        parallelism=Parallelism(dp=dp, pp=pp, microbatches=microbatches, schedule=schedule),
+        topology=Topology(nodes=pp, gpus_per_node=dp, **{"intra_node": FREE, "inter_node": FREE} | links),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def oracles(prism_data):
+    return json.loads((prism_data / "schedules.json").read_text())
+
+
+def test_op_lists_against_published(oracles):
+    seen = 0
+    for case in oracles["schedules"]:
+        if case["name"] not in schedules.SCHEDULES:
+            continue
+        ours = schedules.SCHEDULES[case["name"]](case["stages"], case["microbatches"])
+        theirs = [[(kind, microbatch) for kind, _, microbatch, _ in rank] for rank in case["ops"]]
+        assert ours == theirs, case["name"]
+        seen += 1
+    assert seen >= 4
+
+
+def test_makespans_against_published(oracles):
+    """Every cell of the oracle's grid for the schedules that we have, with and without latency."""
+    seen = 0
+    for case in oracles["grid"]:
+        if case["name"] not in schedules.SCHEDULES:
+            continue
+        shape = {k: case[k] for k in ("microbatches",)} | {"pp": case["stages"]}
+        for times, makespan in case["makespan"].items():
+            f, b, w = map(float, times.split(","))
+            ctx = context(**shape, schedule=case["name"], forward=f, backward=b + w)
+            assert step_time(ctx) == pytest.approx(makespan), (case["name"], times)
+            seen += 1
+        late = context(**shape, schedule=case["name"], inter_node=Link(bandwidth=1e30, latency=1.0))
+        assert step_time(late) == pytest.approx(case["makespan_p2p_latency_1"])
+    assert seen >= 20
+
+
+def step_time(ctx: Context) -> float:
+    return float(simulate(workload.model_from_context(ctx), 1).step_time[0])
+
+
+@pytest.mark.parametrize(("pp", "m"), [(1, 1), (2, 4), (4, 8), (16, 64)])
+def test_zero_variance_1f1b_against_theory(pp, m):
+    """Makespan (m + p - 1)(f + b)."""
+    assert step_time(context(pp=pp, microbatches=m)) == pytest.approx((m + pp - 1) * 3.0)
+
+
+def test_ring_all_reduce_against_theory():
+    link = Link(bandwidth=1e9, latency=1e-3)
+    ctx = Context(
+        workload=Workload(name="r", forward_s=[1.0], backward_s=[1.0], optimizer_s=0.5,
+                          activation_bytes=1.0, gradient_bytes=4e9),
+        parallelism=Parallelism(dp=4),
+        topology=Topology(nodes=1, gpus_per_node=4, intra_node=link, inter_node=FREE),
+    )  # fmt: skip
+    # 2 (n - 1) steps of latency + bytes / (n bandwidth)
+    assert step_time(ctx) == pytest.approx(1 + 1 + 6 * (1e-3 + 1.0) + 0.5)
+
+
+def test_dag_has_every_op_once():
+    dag = workload.build_dag(context(pp=4, dp=3, microbatches=5))
+    names = [dag.signatures[s].op for s in dag.signature]
+    assert names.count("forward-compute") == names.count("backward-compute") == 4 * 3 * 5
+    assert names.count("send-recv") == 2 * 3 * 3 * 5
+    assert names.count("all_reduce") == 4
+    assert names.count("optimizer") == 12
+    assert np.unique(dag.key).size == dag.n_ops
+
+
+def test_variability_keeps_the_analytic_mean():
+    shape = Empirical((0.8, 1.0, 1.2))
+    model = workload.model_from_context(context(), variability=shape)
+    still = workload.model_from_context(context())
+    for varied, fixed in zip(model.op_pools, still.op_pools, strict=True):
+        assert varied.mean == pytest.approx(fixed.mean)
+        assert isinstance(fixed, Fixed)
+
+
+def test_synthetic_steps_share_a_factor():
+    model = workload.model_from_context(context(), variability=Empirical((0.99, 1.0, 1.01)))
+    coupled = workload.synthetic_steps(model, 400, step_cv=0.05, seed=1)
+    alone = workload.synthetic_steps(model, 400, step_cv=0.0, seed=1)
+    assert coupled.source == "synthetic"
+    assert float(coupled.step_time.std()) > 5 * float(alone.step_time.std())
+    np.testing.assert_array_equal(alone.step_time, simulate(model, 400, seed=1).step_time)
+
+
+def test_degrees_must_multiply_up():
+    with pytest.raises(ValidationError, match="dp 2 x pp 4 = 8 ranks, but 4 nodes x 1 GPUs = 4"):
+        Context(
+            workload=context().workload,
+            parallelism=Parallelism(dp=2, pp=4),
+            topology=context().topology,
+        )
+
+
+def test_embedded_context_is_valid(root):
+    assert read_context(root / "inputs/small_step.yaml").parallelism.pp == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("pp: 4", "pp: 3"), "make them equal"),
+        (("forward_s: [0.020, ", "forward_s: ["), "forward_s has 3 times for pp = 4"),
+        (("schedule: 1f1b", "schedule: zigzag"), r"parallelism.schedule: .*'1f1b' or 'gpipe'.*zigzag"),
+        (("dp: 4", "dp: four"), r"parallelism.dp: .*got 'four'"),
+        (("workload:", "workload: ["), "not valid YAML at line"),
+        (("  name: small-1f1b", "  nme: small-1f1b"), "workload.nme: Extra inputs"),
+    ],
+)  # fmt: skip
+def test_bad_contexts_are_refused_in_one_line(root, tmp_path, change, message):
+    file = tmp_path / "ctx.yaml"
+    file.write_text((root / "inputs/small_step.yaml").read_text().replace(*change, 1))
+    with pytest.raises(SpecError, match=message) as fault:
+        read_context(file)
+    assert "\n" not in str(fault.value)
