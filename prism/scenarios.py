@@ -28,8 +28,8 @@ def unchanged(model: StepModel) -> StepModel:
 class HotNode:
     """One machine as slow as the slow tail of the fleet, in compute and in inter-node traffic.
 
-    Every compute op on `node`, and every op in which it communicates with another node, is set by
-    the fleet-wide pool of its signature, not by the op's own pool, which knows nothing of bad nodes.
+    Affects every compute op on `node` and every op in which it communicates with another node. How
+    slow is decided by a fleet-wide pool, not by the op's own pool, which knows nothing of bad nodes.
 
     Attributes
     ----------
@@ -38,12 +38,15 @@ class HotNode:
         Quantile of the fleet that the node runs at.
     mode : {"scale", "pin"}
         ``scale`` multiplies the op's pool by the fleet's ``Q(at) / Q(1/2)`` and keeps its spread, so
-        a hotter node never makes a step shorter. ``pin`` is the paper's form, the constant
+        a hotter node never makes a step shorter. ``pin`` is the PRISM paper's form, the constant
         ``Q(at)`` of the fleet; it takes the op's variance away, and a constant in place of a random
         duration can lower a maximum and so *shorten* a step.
-    compute : DurationPool, optional
-        Fleet-wide pool, relative to its mean, for compute ops (`prism.fleet.relative_pool`). Without
-        it the model's own fleet-wide pool of each signature is used.
+    fleet : DurationPool, optional
+        How devices differ, relative to their mean (`prism.fleet.relative_pool`). With it, ``scale``
+        slows the whole node by one factor, and ``pin`` sets its compute. Without it, and for ``pin``
+        of communication, the model's own fleet-wide pool of each signature is used. That one also
+        holds what varies in *time*: an op that is 500 times slower in a few steps for everybody has
+        a p95 / p50 of hundreds, which says nothing about nodes, so give `fleet` where you have it.
 
     Raises
     ------
@@ -54,7 +57,7 @@ class HotNode:
     node: int
     at: float = 0.95
     mode: Literal["scale", "pin"] = "scale"
-    compute: DurationPool | None = None
+    fleet: DurationPool | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.at < 1:
@@ -69,16 +72,17 @@ class HotNode:
         return model.override(affected, lambda op, pool: self._slowed(model, op, pool))
 
     def _slowed(self, model: StepModel, op: int, pool: DurationPool) -> DurationPool:
-        signature = model.dag.signatures[model.dag.signature[op]]
-        if self.compute is not None and signature.category == Category.COMPUTE:
-            fleet = Scaled(self.compute, pool.mean)
-        else:
-            fleet = model.fleet_pool(op)
-        hot = float(fleet.quantile(self.at))
         if self.mode == "pin":
-            return Fixed(hot)
+            return Fixed(self._pinned(model, op, pool))
+        fleet = self.fleet if self.fleet is not None else model.fleet_pool(op)
         nominal = float(fleet.quantile(0.5))
-        return Scaled(pool, hot / nominal) if nominal > 0 else pool
+        return Scaled(pool, float(fleet.quantile(self.at)) / nominal) if nominal > 0 else pool
+
+    def _pinned(self, model: StepModel, op: int, pool: DurationPool) -> float:
+        signature = model.dag.signatures[model.dag.signature[op]]
+        if self.fleet is not None and signature.category == Category.COMPUTE:
+            return float(self.fleet.quantile(self.at)) * pool.mean
+        return float(model.fleet_pool(op).quantile(self.at))
 
 
 def sweep(

@@ -44,12 +44,26 @@ def test_pin_is_the_constant_quantile_of_the_fleet(model):
         assert hot.op_pools[op] == Fixed(float(model.fleet_pool(op).quantile(0.95)))
 
 
-def test_own_fleet_shape_overrides_compute(model):
+def test_a_fleet_slows_the_whole_node_by_one_factor(model):
     shape = Empirical(tuple(np.linspace(0.5, 1.5, 101)))
-    hot = HotNode(1, compute=shape)(model)
-    compute = np.array([s.role == "compute" for s in model.dag.signatures])[model.dag.signature]
-    changed = factors(model, hot)[compute & model.dag.on_node(1)]
-    np.testing.assert_allclose(changed, shape.quantile(0.95) / shape.quantile(0.5))
+    changed = factors(model, HotNode(1, fleet=shape)(model))
+    by_own_pools = factors(model, HotNode(1)(model))
+    np.testing.assert_allclose(
+        changed[by_own_pools != 1], shape.quantile(0.95) / shape.quantile(0.5)
+    )
+    assert np.all(changed[by_own_pools == 1] == 1)
+
+
+def test_a_fleet_pins_compute_and_leaves_traffic_to_its_own_pool(model):
+    shape = Empirical(tuple(np.linspace(0.5, 1.5, 101)))
+    hot = HotNode(1, mode="pin", fleet=shape)(model)
+    for op, pool in hot.overrides.items():
+        if model.dag.signatures[model.dag.signature[op]].role == "compute":
+            assert pool.value == pytest.approx(
+                model.op_pools[op].mean * float(shape.quantile(0.95))
+            )
+        else:
+            assert pool.value == pytest.approx(float(model.fleet_pool(op).quantile(0.95)))
 
 
 def test_hotter_never_shortens_a_step_invariant(model):
