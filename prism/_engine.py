@@ -1,168 +1,387 @@
 """The numba loops, on plain arrays and nothing else.
 
-Randomness is counter-based: the uniform behind an op's duration in a draw is a pure function of
-(seed, draw, op key). Per op, the map from the draw number to 64 bits is a bijection (an odd
-multiple, an offset and an invertible mixer), so no two draws of one op can share a value by
-construction, and neither threads, block size nor the other ops can change it.
+**Lanes.** A block holds some draws, each with all its replicas: lane = draw x replica. Every op is one
+vector operation over the lanes; an op that joins replicas takes a maximum over each group of them.
 
-Two kinds of table turn a uniform ``u`` into a duration without a logarithm:
+**Randomness** is counter-based: 64 bits are a pure function of (key, draw, replica). The counter packs
+draw and replica into one word without overlap, is multiplied by an odd number, offset, and mixed by
+invertible steps: for each key a bijection of the counter, so no two (draw, replica) of an op can share
+their bits by construction, and neither threads, block size nor other ops can change them.
 
-- ``STEP``: the sorted samples of an empirical pool, picked by ``floor(u * n)``, which is the
-  inverse of the empirical distribution function and exact;
-- ``OCTAVE``: a quantile function on a grid that halves towards both tails. With
-  ``v = min(u, 1 - u)`` the exponent and the first `CELL_BITS` mantissa bits of ``v`` *are* the
-  index, and the rest of the mantissa is the weight of a linear interpolation. Cells shrink in
-  proportion to the tail probability, so p and 1 - p are as accurate at 1e-6 as at 0.1.
+**Tables** turn bits into durations without a logarithm. One bit is the side of the distribution, the
+next 52 the tail probability ``v = f / 2`` of that side, f in (0, 1):
+
+- ``STEP``: the sorted samples of an empirical pool, picked by ``floor(u n)``: exact;
+- ``OCTAVE``: a quantile function on a grid that halves towards both tails. The exponent and the first
+  `CELL_BITS` mantissa bits of f *are* the index, the rest is the weight of a linear interpolation. Cells
+  shrink in proportion to the tail probability, so 1e-6 and 1 - 1e-6 are as accurate as 0.1;
+- for coupled ops the bits become a normal score (an octave table), shared scores are added, and the sum
+  is looked up on an even grid of scores: ``SCORE``, or ``SCORE_STEP`` for samples, by way of Phi;
+- ``EVENT`` and ``EVENT_STEP``: with a probability p that is common to all ops of a kind in a draw, all of
+  them take the upper p of their distributions, otherwise the lower 1 - p: marginals stay as they are.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-BLOCK = 256
+CONSTANT, STEP, OCTAVE, SCORE, SCORE_STEP, EVENT, EVENT_STEP = range(7)
 
-STEP, OCTAVE = 0, 1
+REPLICA_BITS = 20
 CELL_BITS = 5
-OCTAVES = 40
-NODES = (OCTAVES << CELL_BITS) + 2  # one beyond the last node, read with weight zero at u = 1/2
+OCTAVES = 32
+SIDE = (OCTAVES << CELL_BITS) + 1  # nodes of one side of an octave table
 
-_EXP_SHIFT = 52 - CELL_BITS
-_EXP_BASE = (1023 - (OCTAVES + 1)) << CELL_BITS
-_FRACTION_MASK = np.uint64((1 << _EXP_SHIFT) - 1)
-_FRACTION_UNIT = 1.0 / (1 << _EXP_SHIFT)
-_SMALLEST_TAIL = 2.0 ** -(OCTAVES + 1)
+SCORE_CELLS_PER_UNIT = 64
+SCORE_LIMIT = 8.0
+SCORE_NODES = int(2 * SCORE_LIMIT * SCORE_CELLS_PER_UNIT) + 1
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_ONE_BITS = np.uint64(0x3FF0000000000000)
-_HALF_STEP = 2.0**-53
+_U = np.uint64
+_GOLDEN = _U(0x9E3779B97F4A7C15)
+_MIX_1 = _U(0xBF58476D1CE4E5B9)
+_MIX_2 = _U(0x94D049BB133111EB)
+_ONE_BITS = _U(0x3FF0000000000000)
+_WEIGHT_SHIFT = 52 - CELL_BITS
+_WEIGHT_MASK = _U((1 << _WEIGHT_SHIFT) - 1)
+_NODE_BASE = (1023 - OCTAVES) << CELL_BITS
+_SMALLEST = 2.0**-OCTAVES
+_LARGEST = 1.0 - 2.0**-53
+_LAST_CELL = SCORE_NODES - 1.0 - 1e-9
+
+#: lanes that a block aims at: large enough to pay for a call, small enough for the cache
+LANES = 1024
 
 
 def octave_tails() -> np.ndarray:
-    """Tail probabilities ``v`` of the nodes of an octave table, increasing up to 1/2.
-
-    Returns
-    -------
-    ndarray (NODES,), probabilities; the last one is padding
-    """
-    j = np.arange(NODES - 1)
+    """Tail probabilities of the nodes of one side of an octave table, increasing to 1/2, (SIDE,)."""
+    j = np.arange(SIDE)
     octave, cell = j >> CELL_BITS, j & ((1 << CELL_BITS) - 1)
-    v = np.ldexp(1.0 + cell / (1 << CELL_BITS), octave - (OCTAVES + 1))
-    return np.append(v, 0.5)
+    return 0.5 * np.ldexp(1.0 + cell / (1 << CELL_BITS), octave - OCTAVES)
+
+
+def score_grid() -> np.ndarray:
+    """Normal scores of the nodes of a score table, (SCORE_NODES,)."""
+    return np.arange(SCORE_NODES) / SCORE_CELLS_PER_UNIT - SCORE_LIMIT
 
 
 @njit(cache=True, inline="always")
 def mix64(x):
     """An invertible 64-bit mixer (the finaliser of SplitMix64, Steele et al. 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
+    x = (x ^ (x >> _U(30))) * _MIX_1
+    x = (x ^ (x >> _U(27))) * _MIX_2
+    return x ^ (x >> _U(31))
 
 
 @njit(cache=True)
-def draw_uniforms(key, first_draw, bits, u):
-    """Fill `u` with the uniforms of draws ``first_draw, first_draw + 1, ...`` of one op.
-
-    `bits` and `u` are two views of one buffer: 52 bits of the hash become the mantissa of a
-    number in [1, 2). The half step keeps 0 and 1 out.
-    """
-    for b in range(u.size):
-        counter = np.uint64(first_draw + b) * _GOLDEN + key
-        bits[b] = (mix64(counter) >> np.uint64(12)) | _ONE_BITS
-    for b in range(u.size):
-        u[b] = (u[b] - 1.0) + _HALF_STEP
+def counters(first_draw, replica, out):
+    """Packed counters of lanes, times the odd constant: draw-major, `replica` (R,) within a draw."""
+    width = replica.size
+    for lane in range(out.size):
+        draw = _U(first_draw + lane // width)
+        out[lane] = ((draw << _U(REPLICA_BITS)) | _U(replica[lane % width])) * _GOLDEN
 
 
 @njit(cache=True)
-def add_step_durations(table, scale, shift, u, out):
-    n = table.size
-    for b in range(u.size):
-        out[b] += shift + scale * table[int(u[b] * n)]
+def random_bits(key, counter, bits):
+    """Fill `bits` from a key and counters. A second key between the rounds keeps two ops apart even
+    where their counters happen to run over the same numbers."""
+    first = mix64(key)
+    second = mix64(key + _GOLDEN)
+    for b in range(bits.size):
+        x = counter[b] + first
+        x = ((x ^ (x >> _U(30))) * _MIX_1) ^ second
+        x = (x ^ (x >> _U(27))) * _MIX_2
+        bits[b] = x ^ (x >> _U(31))
 
 
 @njit(cache=True)
-def add_octave_durations(table, scale, shift, bits, u, side, out):
-    for b in range(u.size):
-        upper = u[b] >= 0.5
-        side[b] = NODES if upper else 0
-        u[b] = max(1.0 - u[b] if upper else u[b], _SMALLEST_TAIL)
-    for b in range(u.size):
-        j = side[b] + np.int64(bits[b] >> np.uint64(_EXP_SHIFT)) - _EXP_BASE
-        weight = (bits[b] & _FRACTION_MASK) * _FRACTION_UNIT
-        out[b] += shift + scale * (table[j] + weight * (table[j + 1] - table[j]))
+def octave_values(table, bits, node, tail, out):
+    """An octave table at random bits."""
+    raw = tail.view(np.uint64)
+    for b in range(bits.size):
+        node[b] = np.int32(bits[b] & _U(1)) * SIDE
+        raw[b] = (bits[b] >> _U(12)) | _ONE_BITS
+    for b in range(bits.size):
+        tail[b] -= 1.0
+    interpolate_octave(table, node, tail, out)
 
 
 @njit(cache=True)
-def add_durations(kind, table, scale, shift, key, first_draw, bits, u, side, out):
-    """Add the durations of one op in a block of draws to `out` (its start times)."""
-    if scale == 0.0:
-        for b in range(out.size):
-            out[b] += shift
-        return
-    draw_uniforms(key, first_draw, bits, u)
-    if kind == STEP:
-        add_step_durations(table, scale, shift, u, out)
-    else:
-        add_octave_durations(table, scale, shift, bits, u, side, out)
+def octave_values_at(table, u, node, tail):
+    """An octave table at probabilities `u`, in place."""
+    for b in range(u.size):
+        node[b] = SIDE if u[b] >= 0.5 else 0
+        tail[b] = min(2.0 * min(u[b], 1.0 - u[b]), _LARGEST)
+    interpolate_octave(table, node, tail, u)
 
 
-@njit(cache=True, parallel=True)
-def simulate(
-    pred_ptr, pred, slot, n_slots, is_sink, pool, kind, table_ptr, table, scale, shift, key,
-    first_draw, draws,
+@njit(cache=True)
+def interpolate_octave(table, side, tail, out):
+    """An octave table at tails ``2 v`` in (0, 1) of a side (0 or `SIDE`); overwrites both.
+
+    `tail` and its integer view share memory: the bits of the number are the index."""
+    raw = tail.view(np.uint64)
+    for b in range(out.size):
+        tail[b] = max(tail[b], _SMALLEST)
+    for b in range(out.size):
+        side[b] += np.int32(np.int64(raw[b] >> _U(_WEIGHT_SHIFT)) - _NODE_BASE)
+        raw[b] = ((raw[b] & _WEIGHT_MASK) << _U(CELL_BITS)) | _ONE_BITS
+    for b in range(out.size):
+        low = table[side[b]]
+        out[b] = low + (tail[b] - 1.0) * (table[side[b] + 1] - low)
+
+
+@njit(cache=True)
+def step_values(samples, bits, out):
+    n = _U(samples.size)
+    for b in range(bits.size):
+        # the side's bit flips the tail probability into the upper half
+        flip = (_U(0) - (bits[b] & _U(1))) & _U(0xFFFFFFFF)
+        bits[b] = (((bits[b] >> _U(33)) ^ flip) * n) >> _U(32)
+    for b in range(bits.size):
+        out[b] = samples[bits[b]]
+
+
+@njit(cache=True)
+def score_values(table, score, node, out):
+    """Interpolate a table over normal scores."""
+    for b in range(score.size):
+        at = (score[b] + SCORE_LIMIT) * SCORE_CELLS_PER_UNIT
+        at = min(max(at, 0.0), _LAST_CELL)
+        node[b] = np.int32(at)
+        score[b] = at - node[b]
+    for b in range(score.size):
+        low = table[node[b]]
+        out[b] = low + score[b] * (table[node[b] + 1] - low)
+
+
+@njit(cache=True)
+def durations(
+    kind, table, scale, shift, key, own, loading, row, event, scores, event_u, event_p, normal, phi,
+    counter, bits, node, weight, out,
 ):  # fmt: skip
-    """Step times of a range of draws.
-
-    Ops are in topological order. Finish times live in `n_slots` reusable rows (`live_slots`),
-    so memory does not grow with the number of ops that are done.
-
-    Returns
-    -------
-    ndarray (draws,), seconds
-    """
-    n_ops = slot.size
-    step_time = np.zeros(draws)
-    for block in prange((draws + BLOCK - 1) // BLOCK):
-        lo = block * BLOCK
-        width = min(BLOCK, draws - lo)
-        finish = np.empty((n_slots, width))
-        start = np.empty(width)
-        u = np.empty(width)
-        bits = u.view(np.uint64)
-        side = np.empty(width, np.int64)
-        out = step_time[lo : lo + width]
-        for i in range(n_ops):
-            start[:] = 0.0
-            for e in range(pred_ptr[i], pred_ptr[i + 1]):
-                ended = finish[slot[pred[e]]]
-                for b in range(width):
-                    start[b] = max(start[b], ended[b])
-            p = pool[i]
-            row = table[table_ptr[p] : table_ptr[p + 1]]
-            add_durations(
-                kind[p], row, scale[i], shift[i], key[i], first_draw + lo, bits, u, side, start
-            )
-            # the slot may be one that a predecessor has just given up: write it last
-            finish[slot[i]] = start
-            if is_sink[i]:
-                for b in range(width):
-                    out[b] = max(out[b], start[b])
-    return step_time
+    """Durations of one op over the lanes, before overrides, into `out`."""
+    if kind == CONSTANT:
+        out[:] = shift
+        return
+    random_bits(key, counter, bits)
+    if kind == STEP:
+        step_values(table, bits, out)
+    elif kind == OCTAVE:
+        octave_values(table, bits, node, weight, out)
+    else:
+        octave_values(normal, bits, node, weight, out)
+        for b in range(out.size):
+            weight[b] = own * out[b]
+        for level in range(loading.size):
+            if loading[level] != 0.0:
+                shared = scores[row[level]]
+                for b in range(out.size):
+                    weight[b] += loading[level] * shared[b]
+        if kind == SCORE:
+            score_values(table, weight, node, out)
+        else:
+            score_values(phi, weight, node, out)
+            if event >= 0:
+                split_event(event_u[event], event_p[event], out)
+            if kind == EVENT:
+                octave_values_at(table, out, node, weight)
+            else:
+                last = table.size - 1
+                for b in range(out.size):
+                    out[b] = table[min(np.int64(out[b] * table.size), last)]
+    for b in range(out.size):
+        out[b] = shift + scale * out[b]
 
 
 @njit(cache=True)
-def sample_durations(pool, kind, table_ptr, table, scale, shift, key, first_draw, out):
-    """Durations (op, draw) with the very random numbers that `simulate` uses."""
-    u = np.empty(out.shape[1])
-    bits = u.view(np.uint64)
-    side = np.empty(out.shape[1], np.int64)
-    for i in range(out.shape[0]):
+def split_event(event_u, p, u):
+    """Squeeze probabilities into the upper p where the event strikes, else into the lower 1 - p."""
+    for b in range(u.size):
+        u[b] = 1.0 - p * (1.0 - u[b]) if event_u[b] < p else (1.0 - p) * u[b]
+
+
+@njit(cache=True)
+def shared_scores(
+    row_key, row_lane, row_stays, first_draw, draws_per_job, normal, bits, node, weight, out
+):
+    """Normal scores of every shared identity over the lanes; one that stays is drawn once a job."""
+    replicas = row_lane.shape[1]
+    counter = np.empty(out.shape[1], np.uint64)
+    for i in range(row_key.size):
+        for b in range(counter.size):
+            draw = first_draw + b // replicas
+            number = _U(draw // draws_per_job if row_stays[i] else draw)
+            lane = _U(row_lane[i, b % replicas])
+            counter[b] = ((number << _U(REPLICA_BITS)) | lane) * _GOLDEN
+        random_bits(row_key[i], counter, bits)
+        octave_values(normal, bits, node, weight, out[i])
+
+
+@njit(cache=True)
+def event_uniforms(event_key, first_draw, replicas, bits, out):
+    """One uniform a draw for each kind of event, the same in all its lanes."""
+    counter = np.empty(out.shape[1], np.uint64)
+    for b in range(counter.size):
+        counter[b] = (_U(first_draw + b // replicas) << _U(REPLICA_BITS)) * _GOLDEN
+    for i in range(event_key.size):
+        random_bits(event_key[i], counter, bits)
+        for b in range(counter.size):
+            out[i, b] = np.float64(bits[b] >> _U(11)) * 2.0**-53
+
+
+@njit(cache=True)
+def latest(finish, pred, slot, own_slot, start):
+    """Maximum over predecessors' rows into `start`, which may itself be one of these rows."""
+    shares = False
+    for e in range(pred.size):
+        shares |= slot[pred[e]] == own_slot
+    if not shares:
+        if pred.size == 0:
+            start[:] = 0.0
+            return
+        start[:] = finish[slot[pred[0]]]
+    for e in range(pred.size):
+        if slot[pred[e]] != own_slot:
+            ended = finish[slot[pred[e]]]
+            for b in range(start.size):
+                start[b] = max(start[b], ended[b])
+
+
+@njit(cache=True)
+def join_replicas(leader, start, spread):
+    """Replace each lane's value by the maximum over its group within the draw, in place."""
+    replicas = leader.size
+    for first in range(0, start.size, replicas):
+        spread[:replicas] = 0.0
+        for r in range(replicas):
+            spread[leader[r]] = max(spread[leader[r]], start[first + r])
+        for r in range(replicas):
+            start[first + r] = spread[leader[r]]
+
+
+@njit(cache=True)
+def override_lanes(replica, scale, shift, leader, duration):
+    """Apply ``shift + scale T`` to some replicas; in a joined op to the whole group that they lead."""
+    replicas = leader.size
+    for k in range(replica.size):
+        for r in range(replicas):
+            if leader[r] == replica[k]:
+                for lane in range(r, duration.size, replicas):
+                    duration[lane] = shift[k] + scale[k] * duration[lane]
+
+
+@njit(cache=True)
+def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
+    """One block: finish times by op and lane, step times by draw."""
+    pred_ptr, pred, slot, is_sink, grouping, leaders, replica_of_op, component = graph
+    pool, kind, table_ptr, table, scale, shift, key, own, loading, row, event = draw
+    over_ptr, over_replica, over_scale, over_shift = override
+    row_key, row_lane, row_stays, event_key, event_p, draws_per_job, normal, phi = shared
+    lanes = finish.shape[1]
+    alone = leaders[0]
+    replicas = alone.size
+    bits = np.empty(lanes, np.uint64)
+    node = np.empty(lanes, np.int32)
+    weight = np.empty(lanes)
+    duration = np.empty(lanes)
+    counter = np.empty(lanes, np.uint64)
+    counter_of = np.empty(1, np.int32)
+    scores = np.empty((row_key.size, lanes))
+    shared_scores(
+        row_key, row_lane, row_stays, first_draw, draws_per_job, normal, bits, node, weight, scores
+    )
+    event_u = np.empty((event_key.size, lanes))
+    event_uniforms(event_key, first_draw, replicas, bits, event_u)
+    current = -1
+    for i in range(slot.size):
+        leader = leaders[grouping[i]]
+        # lanes of a template count replicas; an op of an unrolled graph carries its own number
+        wanted = grouping[i] if replicas > 1 else -2 - replica_of_op[i]
+        if wanted != current:
+            if replicas > 1:
+                counters(first_draw, leader, counter)
+            else:
+                counter_of[0] = replica_of_op[i]
+                counters(first_draw, counter_of, counter)
+            current = wanted
+        begin = finish[slot[i]]
+        latest(finish, pred[pred_ptr[i] : pred_ptr[i + 1]], slot, slot[i], begin)
+        if grouping[i] > 0:
+            join_replicas(leader, begin, duration)
         p = pool[i]
-        row = table[table_ptr[p] : table_ptr[p + 1]]
-        out[i] = 0.0
-        add_durations(kind[p], row, scale[i], shift[i], key[i], first_draw, bits, u, side, out[i])
+        durations(
+            kind[i], table[table_ptr[p] : table_ptr[p + 1]], scale[i], shift[i], key[i], own[i],
+            loading[i], row[i], event[i], scores, event_u, event_p, normal, phi, counter, bits, node,
+            weight, duration,
+        )  # fmt: skip
+        if over_ptr[i + 1] > over_ptr[i]:
+            a, z = over_ptr[i], over_ptr[i + 1]
+            override_lanes(over_replica[a:z], over_scale[a:z], over_shift[a:z], leader, duration)
+        for b in range(lanes):
+            begin[b] += duration[b]
+        if busy.size:
+            for b in range(lanes):
+                if leader[b % replicas] == b % replicas:  # one transfer for all that it joins
+                    busy[b // replicas, component[i]] += duration[b]
+        if is_sink[i]:
+            for b in range(lanes):
+                step_time[b // replicas] = max(step_time[b // replicas], begin[b])
+
+
+@njit(cache=True)
+def walk_back(graph, finish, lane, critical, exposed):
+    """Follow the longest path of one draw from its end: who was waited for. Ties go to the first."""
+    pred_ptr, pred, slot, is_sink, grouping, leaders, _replica_of_op, component = graph
+    replicas = leaders[0].size
+    op, at, best = -1, -1, -1.0
+    for i in range(slot.size):
+        if is_sink[i]:
+            for r in range(replicas):
+                if finish[i, lane + r] > best:
+                    op, at, best = i, r, finish[i, lane + r]
+    while op >= 0:
+        leader = leaders[grouping[op]]
+        next_op, next_at, ready = -1, -1, 0.0
+        for r in range(replicas):
+            if leader[r] == leader[at]:
+                for e in range(pred_ptr[op], pred_ptr[op + 1]):
+                    ended = finish[pred[e], lane + r]
+                    if next_op < 0 or ended > ready:
+                        next_op, next_at, ready = pred[e], r, ended
+        critical[op] += 1
+        exposed[component[op]] += finish[op, lane + at] - ready
+        op, at = next_op, next_at
+
+
+@njit(cache=True, nogil=True)
+def simulate(graph, draw, override, shared, n_slots, first_draw, block, chosen, outputs):
+    """Fill ``step_time (draw,)`` and what else has a size in `outputs`, a block of draws at a time:
+    ``finish (chosen, draw)``, ``critical (op,)``, ``exposed`` and ``busy (draw, component)``.
+
+    Runs without the interpreter's lock: several threads fill several ranges of draws.
+    """
+    step_time, finish_out, critical, exposed, busy = outputs
+    slot, leaders = graph[2], graph[5]
+    replicas = leaders.shape[1]
+    step_time[:] = 0.0
+    for lo in range(0, step_time.size, block):
+        width = min(block, step_time.size - lo)
+        finish = np.empty((n_slots, width * replicas))
+        block_busy = busy[lo : lo + width] if busy.shape[0] else busy
+        forward(
+            graph, draw, override, shared, first_draw + lo, finish, block_busy,
+            step_time[lo : lo + width],
+        )  # fmt: skip
+        for c in range(chosen.size):
+            row = finish[slot[chosen[c]]]
+            for b in range(width * replicas):
+                d = lo + b // replicas
+                finish_out[c, d] = max(finish_out[c, d], row[b])
+        if critical.size:
+            for d in range(width):
+                walk_back(graph, finish, d * replicas, critical, exposed[lo + d])
 
 
 @njit(cache=True)
@@ -235,5 +454,4 @@ def live_slots(pred_ptr, pred):
         if last_use[i] == -1:  # a sink: nobody reads its row
             free[n_free] = slot[i]
             n_free += 1
-    # sinks were freed above and predecessors marked -2, so only true sinks still hold -1
     return slot, n_slots, last_use == -1

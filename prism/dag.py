@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,8 @@ class WorkloadDAG:
     """Immutable graph of one step, ops in topological order.
 
     A collective is *one* op: it starts when its last participant arrives and releases all of them
-    when the transfer is done.
+    when the transfer is done. Data-parallel replicas need not be written out: a *template* holds the
+    ops of one replica, and ops that join replicas say which of them meet. `unroll` writes it out.
 
     Attributes
     ----------
@@ -36,8 +37,16 @@ class WorkloadDAG:
         Predecessors of op i are ``pred[pred_ptr[i]:pred_ptr[i + 1]]``, all with a lower index.
     member_ptr, member : ndarray
         Participating ranks, in the same form.
-    node_of_rank : ndarray (rank,), int32
-        The machine of each rank.
+    node_of_rank : ndarray (rank, replica), int32
+        The machine of each rank of each replica.
+    leaders : ndarray (grouping, replica), int32
+        For each way of joining replicas, the lowest replica of each one's group. Row 0 joins none.
+    grouping : ndarray (op,), int32
+        Row of `leaders` by which the op joins replicas; 0 for an op within a replica.
+    replica : ndarray (op,), int32
+        0 in a template; after `unroll`, the replica (of a joining op, the leader of its group).
+    lanes : int
+        Replicas that each op of the graph stands for: all of them in a template, else 1.
 
     Raises
     ------
@@ -59,22 +68,30 @@ class WorkloadDAG:
     member_ptr: np.ndarray
     member: np.ndarray
     node_of_rank: np.ndarray
+    leaders: np.ndarray
+    grouping: np.ndarray
+    replica: np.ndarray
+    lanes: int
 
     def __post_init__(self) -> None:
         n = self.signature.size
-        per_op = (self.site, self.position, self.stage, self.microbatch, self.rank, self.key)
+        per_op = [getattr(self, name) for name in PER_OP]
         if any(a.size != n for a in per_op) or self.pred_ptr.size != n + 1:
             raise ValueError(f"arrays of a WorkloadDAG of {n} ops disagree in length")
-        owner = np.repeat(np.arange(n), np.diff(self.pred_ptr))
-        if self.pred.size and (np.any(self.pred >= owner) or self.pred.min() < 0):
+        degree = np.diff(self.pred_ptr)
+        if self.pred.size and (
+            np.any(self.pred >= np.repeat(np.arange(n), degree)) or self.pred.min() < 0
+        ):
             raise ValueError("ops of a WorkloadDAG must come after those that they wait for")
-        for array in (*per_op, self.signature, self.pred_ptr, self.pred, self.member_ptr,
-                      self.member, self.node_of_rank):  # fmt: skip
+        if self.lanes not in (1, self.replicas) or self.replicas >= 1 << _engine.REPLICA_BITS:
+            raise ValueError(f"{self.lanes} lanes do not fit {self.replicas} replicas")
+        for array in (*per_op, self.pred_ptr, self.pred, self.member_ptr, self.member,
+                      self.node_of_rank, self.leaders):  # fmt: skip
             array.setflags(write=False)
 
     @property
     def n_ops(self) -> int:
-        """Number of ops."""
+        """Number of ops in the graph (of one replica, in a template)."""
         return self.signature.size
 
     @property
@@ -82,53 +99,135 @@ class WorkloadDAG:
         """Number of dependencies."""
         return self.pred.size
 
+    @property
+    def replicas(self) -> int:
+        """Number of data-parallel replicas."""
+        return self.leaders.shape[1]
+
     @cached_property
     def slots(self) -> tuple[np.ndarray, int, np.ndarray]:
         """Rows for finish times that are reused (see `_engine.live_slots`)."""
         return _engine.live_slots(self.pred_ptr, self.pred)
 
     @cached_property
+    def _distinct_keys(self) -> tuple[tuple[PoolKey, ...], np.ndarray]:
+        span = int(self.position.max(initial=0)) + 2
+        code = (self.signature.astype(np.int64) * len(self.sites) + self.site) * span
+        code += self.position + 1
+        _, first, index = np.unique(code, return_index=True, return_inverse=True)
+        return tuple(self.pool_key(i) for i in first), index
+
+    @property
     def pool_keys(self) -> tuple[PoolKey, ...]:
-        """Finest pool key of each op."""
-        return tuple(
-            PoolKey(self.signatures[s], self.sites[where], int(p))
-            for s, where, p in zip(self.signature, self.site, self.position, strict=True)
+        """Distinct pool keys, at the finest grain."""
+        return self._distinct_keys[0]
+
+    @property
+    def pool_key_of_op(self) -> np.ndarray:
+        """Index into `pool_keys`, (op,)."""
+        return self._distinct_keys[1]
+
+    def pool_key(self, op: int) -> PoolKey:
+        """Finest pool key of one op."""
+        return PoolKey(
+            self.signatures[self.signature[op]], self.sites[self.site[op]], int(self.position[op])
         )
 
     @cached_property
     def is_inter_node(self) -> np.ndarray:
-        """Ops whose participants sit on more than one node, bool (op,)."""
+        """Ops whose participants sit on more than one node, in any replica, bool (op,)."""
         nodes = self.node_of_rank[self.member]
-        out = np.zeros(self.n_ops, bool)
-        owner = np.repeat(np.arange(self.n_ops), np.diff(self.member_ptr))
-        first = nodes[self.member_ptr[owner]]
-        np.logical_or.at(out, owner, nodes != first)
-        return out
+        lowest = self._over_groups(np.minimum, np.minimum.reduceat(nodes, self.member_ptr[:-1]))
+        highest = self._over_groups(np.maximum, np.maximum.reduceat(nodes, self.member_ptr[:-1]))
+        return (lowest != highest).any(axis=1)
 
     def on_node(self, node: int) -> np.ndarray:
-        """Ops in which a rank of machine `node` takes part, bool (op,).
+        """Ops in which a rank of machine `node` takes part, bool (op, lane).
 
         Raises
         ------
         ValueError
             If there is no such node.
         """
-        n_nodes = int(self.node_of_rank.max()) + 1
-        if not 0 <= node < n_nodes:
-            raise ValueError(f"node {node} does not exist: the job has nodes 0 to {n_nodes - 1}")
-        out = np.zeros(self.n_ops, bool)
-        owner = np.repeat(np.arange(self.n_ops), np.diff(self.member_ptr))
-        out[owner[self.node_of_rank[self.member] == node]] = True
-        return out
+        if not np.any(self.node_of_rank == node):
+            last = int(self.node_of_rank.max())
+            raise ValueError(f"node {node} does not exist: the job has nodes 0 to {last}")
+        here = np.maximum.reduceat(self.node_of_rank[self.member] == node, self.member_ptr[:-1])
+        return self._over_groups(np.maximum, here)
+
+    def _over_groups(self, reduce: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """Reduce (op, replica) over the replicas that an op joins; result (op, lane)."""
+        for g in range(1, self.leaders.shape[0]):
+            ops = np.flatnonzero(self.grouping == g)
+            for leader in np.unique(self.leaders[g]):
+                group = self.leaders[g] == leader
+                values[np.ix_(ops, group)] = reduce.reduce(values[np.ix_(ops, group)], axis=1)[
+                    :, None
+                ]
+        if self.lanes == self.replicas:
+            return values
+        return np.take_along_axis(values, self.replica[:, None], axis=1)
+
+    def unroll(self) -> WorkloadDAG:
+        """The same step with every replica written out: what a template stands for.
+
+        Draws of the unrolled graph equal those of the template bit by bit. Its size is ops x
+        replicas: for small cases and for checks.
+        """
+        if self.lanes == 1:
+            return self
+        copies = [
+            (op, r)
+            for op in range(self.n_ops)
+            for r in range(self.replicas)
+            if self.leaders[self.grouping[op], r] == r
+        ]
+        at = {copy: i for i, copy in enumerate(copies)}
+        op = np.array([c[0] for c in copies])
+        columns = {name: getattr(self, name)[op] for name in PER_OP}
+        columns["replica"] = np.array([c[1] for c in copies], np.int32)
+        preds = [self._preds_of_copy(o, r, at) for o, r in copies]
+        members = [self.member[self.member_ptr[o] : self.member_ptr[o + 1]] for o in op]
+        return replace(
+            self,
+            **columns,
+            pred_ptr=_pointers([len(p) for p in preds]),
+            pred=np.array([p for ps in preds for p in ps], np.int32),
+            member_ptr=_pointers([m.size for m in members]),
+            member=np.concatenate(members),
+            lanes=1,
+        )
+
+    def _preds_of_copy(self, op: int, replica: int, at: dict) -> list[int]:
+        joined = np.flatnonzero(self.leaders[self.grouping[op]] == replica)
+        found = {
+            at[int(p), int(self.leaders[self.grouping[p], r])]
+            for p in self.pred[self.pred_ptr[op] : self.pred_ptr[op + 1]]
+            for r in joined
+        }
+        return sorted(found)
 
     def describe(self, op: int) -> str:
         """One op in words, for messages."""
-        return str(self.pool_keys[op])
+        return str(self.pool_key(op))
+
+
+#: attributes with one value an op
+PER_OP = (
+    "signature", "site", "position", "stage", "microbatch", "rank", "key", "grouping", "replica",
+)  # fmt: skip
 
 
 @dataclass
 class DagBuilder:
     """Collects ops and dependencies in any order; `build` sorts them and closes the graph.
+
+    Parameters
+    ----------
+    replicas : int
+        Replicas that the ops stand for (a template); 1: the graph is what it says.
+    groups : mapping of name to ndarray (replica,)
+        Ways of joining replicas: for each replica the lowest one of its group. ``all`` is there.
 
     Examples
     --------
@@ -139,10 +238,28 @@ class DagBuilder:
     1
     """
 
+    replicas: int = 1
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
     _ops: list[tuple] = field(default_factory=list)
     _edges: list[tuple[int, int]] = field(default_factory=list)
     #: after `build`: the index in the graph of the op that `add` numbered i
     placed: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        alone = np.arange(self.replicas)
+        named = {"all": np.zeros(self.replicas, int)} | dict(self.groups)
+        for name, leader in named.items():
+            leader = np.asarray(leader)
+            if (
+                leader.shape != alone.shape
+                or np.any(leader > alone)
+                or np.any(leader[leader] != leader)
+            ):
+                raise ValueError(
+                    f"group {name!r}: needs for each of {self.replicas} replicas the lowest of its group"
+                )
+        self._grouping = {None: 0} | {name: i for i, name in enumerate(named, start=1)}
+        self._leaders = np.array([alone, *named.values()], np.int32)
 
     def add(
         self,
@@ -153,18 +270,24 @@ class DagBuilder:
         stage: int = -1,
         microbatch: int = -1,
         position: int = -1,
+        joins: str | None = None,
         after: Iterable[int] = (),
     ) -> int:
         """Add an op and return its number (for `after`, and for `wait`).
 
-        `site` defaults to the list of ranks.
+        `site` defaults to the list of ranks; `joins` names the groups of replicas that meet in it.
         """
         ranks = tuple(int(r) for r in ranks)
         if not ranks:
             raise ValueError(f"op {signature} needs at least one rank")
+        if joins not in self._grouping:
+            raise ValueError(
+                f"op {signature} joins {joins!r}; groups are {list(self._grouping)[1:]}"
+            )
         number = len(self._ops)
         where = site if site is not None else f"rank {','.join(map(str, ranks))}"
-        self._ops.append((signature, where, ranks, stage, microbatch, position))
+        grouping = self._grouping[joins] if self.replicas > 1 else 0
+        self._ops.append((signature, where, ranks, stage, microbatch, position, grouping))
         self._edges += [(a, number) for a in after]
         return number
 
@@ -172,8 +295,13 @@ class DagBuilder:
         """Let `op` wait for the ops in `after` as well."""
         self._edges += [(a, op) for a in after]
 
-    def build(self, node_of_rank: Sequence[int]) -> WorkloadDAG:
+    def build(self, node_of_rank: Sequence[int] | np.ndarray) -> WorkloadDAG:
         """Sort topologically and freeze.
+
+        Parameters
+        ----------
+        node_of_rank : (rank,) or (rank, replica)
+            The machine of each rank; of each replica of it in a template.
 
         Raises
         ------
@@ -191,12 +319,13 @@ class DagBuilder:
         self.placed = new
         pred_ptr, pred = _csr(n, new[dst], new[src])
         ops = [self._ops[i] for i in order]
-        signature, site, ranks, stage, microbatch, position = zip(*ops, strict=True)
+        signature, site, ranks, stage, microbatch, position, grouping = zip(*ops, strict=True)
         signatures, signature_index = _codes(signature)
         sites, site_index = _codes(site)
+        nodes = np.array(node_of_rank, np.int32).reshape(-1, self.replicas)
         highest = max(max(r) for r in ranks)
-        if highest >= len(node_of_rank):
-            raise ValueError(f"rank {highest} has no node: {len(node_of_rank)} ranks are placed")
+        if highest >= len(nodes):
+            raise ValueError(f"rank {highest} has no node: {len(nodes)} ranks are placed")
         return WorkloadDAG(
             signatures=signatures,
             sites=sites,
@@ -209,9 +338,13 @@ class DagBuilder:
             key=_identities(signature, site, position),
             pred_ptr=pred_ptr,
             pred=pred.astype(np.int32),
-            member_ptr=np.concatenate([[0], np.cumsum([len(r) for r in ranks])]),
+            member_ptr=_pointers([len(r) for r in ranks]),
             member=np.array([r for rs in ranks for r in rs], np.int32),
-            node_of_rank=np.array(node_of_rank, np.int32),
+            node_of_rank=nodes,
+            leaders=self._leaders,
+            grouping=np.array(grouping, np.int32),
+            replica=np.zeros(n, np.int32),
+            lanes=self.replicas,
         )
 
     def _unique_edges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -229,10 +362,13 @@ class DagBuilder:
         raise ValueError(f"the step waits for itself: {' -> '.join(shown)} -> {names[0]}")
 
 
+def _pointers(counts: Sequence[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+
 def _csr(n: int, owner: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     order = np.lexsort((value, owner))
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))]).astype(np.int64)
-    return ptr, value[order]
+    return _pointers(np.bincount(owner, minlength=n)), value[order]
 
 
 def _codes(values: Sequence) -> tuple[tuple, np.ndarray]:

@@ -1,17 +1,19 @@
-"""The step model: a graph and the duration pools of its ops, lowered once for the engine."""
+"""The step model: a graph, the duration pools of its ops, and how they vary together."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from prism import pools as _pools
+from prism.coupling import Coupling
 from prism.dag import WorkloadDAG
-from prism.pools import DurationPool, Fixed
+from prism.pools import DurationPool, Fixed, lower
 from prism.signature import PoolKey
 
 
@@ -20,14 +22,16 @@ class StepModel:
     """A training step whose op durations are random.
 
     Each op takes the pool of its finest key that is present: (signature, site, position), then
-    any position, then any site. Ops are drawn independently.
+    any position, then any site.
 
     Parameters
     ----------
     dag : WorkloadDAG
     pools : mapping of PoolKey to DurationPool
-    overrides : mapping of op number to DurationPool
-        What a scenario changes: these ops take this pool and no other.
+    coupling : Coupling
+        How ops vary together; independent by default, which real steps are not.
+    overrides : mapping of (op, lane) to DurationPool
+        What a scenario changes. Lane -1 stands for every replica.
     source : {"measured", "synthetic"}
         Where the pools come from; passed on to every result.
 
@@ -39,24 +43,31 @@ class StepModel:
 
     dag: WorkloadDAG
     pools: Mapping[PoolKey, DurationPool]
-    overrides: Mapping[int, DurationPool] = field(default_factory=dict)
+    coupling: Coupling = field(default_factory=Coupling)
+    overrides: Mapping[tuple[int, int], DurationPool] = field(default_factory=dict)
     source: str = "synthetic"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pools", MappingProxyType(dict(self.pools)))
         object.__setattr__(self, "overrides", MappingProxyType(dict(self.overrides)))
-        missing = sorted(
-            {
-                str(key)
-                for op, key in enumerate(self.dag.pool_keys)
-                if op not in self.overrides and self._resolve(key) is None
-            }
-        )
-        if missing:
-            shown = "; ".join(missing[:10]) + (
-                f"; and {len(missing) - 10} more" * (len(missing) > 10)
-            )
-            raise ValueError(f"{len(missing)} ops have no duration pool: {shown}; add one for each")
+        found = [self._resolve(key) for key in self.dag.pool_keys]
+        lacking = {i for i, pool in enumerate(found) if pool is None}
+        if lacking:
+            self._refuse_missing(lacking)
+        object.__setattr__(self, "_pool_of_key", found)
+
+    def _refuse_missing(self, lacking: set[int]) -> None:
+        whole = {op for op, lane in self.overrides if lane == -1}
+        ops = [
+            op
+            for op, key in enumerate(self.dag.pool_key_of_op)
+            if key in lacking and op not in whole
+        ]
+        if not ops:
+            return
+        names = sorted({str(self.dag.pool_key(op)) for op in ops})
+        shown = "; ".join(names[:10]) + (f"; and {len(names) - 10} more" if len(names) > 10 else "")
+        raise ValueError(f"{len(ops)} ops have no duration pool: {shown}; add one for each")
 
     def _resolve(self, key: PoolKey) -> DurationPool | None:
         for k in (key, *key.parents()):
@@ -64,13 +75,22 @@ class StepModel:
                 return self.pools[k]
         return None
 
+    def replace(self, **changes: Any) -> StepModel:
+        """A model with some parts changed, for instance ``coupling=Coupling.independent()``."""
+        return dataclasses.replace(self, **changes)
+
     @cached_property
     def op_pools(self) -> tuple[DurationPool, ...]:
-        """The pool of each op."""
-        return tuple(
-            self.overrides[op] if op in self.overrides else self._resolve(key)
-            for op, key in enumerate(self.dag.pool_keys)
-        )
+        """The pool of each op, under overrides of every replica."""
+        pools = [self._pool_of_key[k] for k in self.dag.pool_key_of_op]
+        for (op, lane), pool in self.overrides.items():
+            if lane == -1:
+                pools[op] = pool
+        return tuple(pools)
+
+    def pool(self, op: int, lane: int = -1) -> DurationPool:
+        """The pool of an op in one replica, under overrides."""
+        return self.overrides.get((op, lane), self.op_pools[op])
 
     def fleet_pool(self, op: int) -> DurationPool:
         """The fleet-wide pool of the signature of `op`: wherever and whenever it runs.
@@ -80,7 +100,7 @@ class StepModel:
         ValueError
             If the model holds only finer pools for it.
         """
-        key = self.dag.pool_keys[op].fleet
+        key = self.dag.pool_key(op).fleet
         if key not in self.pools:
             raise ValueError(
                 f"no fleet-wide pool for {key}; add pools[PoolKey(signature)] with the durations of "
@@ -91,31 +111,46 @@ class StepModel:
     def override(
         self, select: np.ndarray, change: Callable[[int, DurationPool], DurationPool]
     ) -> StepModel:
-        """A model in which every op with ``select[op]`` takes ``change(op, its pool)``."""
-        changed = {int(op): change(int(op), self.op_pools[op]) for op in np.flatnonzero(select)}
-        return replace(self, overrides={**self.overrides, **changed})
+        """A model in which the selected ops take ``change(op, their pool)``.
 
-    @cached_property
-    def lowered(self) -> tuple[np.ndarray, ...]:
-        """``pool, kind, table_ptr, table, scale, shift`` as the engine wants them."""
-        distinct = {id(p): p for p in self.op_pools}  # by identity: hashing samples is slow
-        by_id = {i: _pools.lower(p) for i, p in distinct.items()}
-        low = [by_id[id(p)] for p in self.op_pools]
-        base_ids = {id(x.base): x.base for x in by_id.values() if x.scale != 0.0}
-        row = {i: n for n, i in enumerate(base_ids)}
-        pool = np.array([row.get(id(x.base), 0) for x in low], np.int32)
-        bases = list(base_ids.values()) or [Fixed(0.0)]
-        kinds, rows = zip(*(_pools.table(base) for base in bases), strict=True)
-        return (
-            pool,
-            np.array(kinds, np.uint8),
-            np.concatenate([[0], np.cumsum([r.size for r in rows])]).astype(np.int64),
-            np.concatenate(rows),
-            np.array([x.scale for x in low]),
-            np.array([x.shift for x in low]),
-        )
+        Parameters
+        ----------
+        select : bool ndarray (op,) or (op, lane)
+            With lanes, an op may change in some replicas only (in a joining op, name any replica of
+            the group); it can then be scaled, shifted or fixed, but not take another family.
+        change : callable
+
+        Raises
+        ------
+        ValueError
+            If some replicas of an op would take another family.
+        """
+        select = np.asarray(select, bool)
+        lanes = select if select.ndim == 2 else np.repeat(select[:, None], self.dag.lanes, axis=1)
+        changed: dict[tuple[int, int], DurationPool] = {}
+        for op in np.flatnonzero(lanes.any(axis=1)):
+            earlier = [lane for o, lane in self.overrides if o == op and lane != -1]
+            if lanes[op].all() and not earlier:
+                changed[int(op), -1] = change(int(op), self.op_pools[op])
+                continue
+            leader = self.dag.leaders[self.dag.grouping[op]]
+            for lane in np.unique(leader[lanes[op]] if self.dag.lanes > 1 else [0]):
+                pool = change(int(op), self.pool(int(op), int(lane)))
+                self._check_lane_override(int(op), pool)
+                changed[int(op), int(lane)] = pool
+        return self.replace(overrides={**self.overrides, **changed})
+
+    def _check_lane_override(self, op: int, pool: DurationPool) -> None:
+        new, old = lower(pool), lower(self.op_pools[op])
+        if new.scale != 0.0 and new.base is not old.base:
+            raise ValueError(
+                f"{self.dag.describe(op)}: some replicas of an op can be scaled, shifted or fixed, but "
+                "not take another distribution"
+            )
 
     @property
     def at_mean(self) -> StepModel:
         """The same step with every op at its mean: what a deterministic simulator assumes."""
-        return self.override(np.ones(self.dag.n_ops, bool), lambda _, pool: Fixed(pool.mean))
+        means = {op_lane: Fixed(pool.mean) for op_lane, pool in self.overrides.items()}
+        frozen = {key: Fixed(pool.mean) for key, pool in self.pools.items()}
+        return self.replace(pools=frozen, overrides=means, coupling=Coupling.independent())

@@ -14,13 +14,13 @@ import numpy as np
 import xarray as xr
 
 from prism import pools, schema
-from prism.dag import WorkloadDAG
+from prism.coupling import Coupling, Loading
+from prism.dag import PER_OP, WorkloadDAG
 from prism.model import StepModel
 from prism.pools import DurationPool, Empirical, Fixed, Parametric, Scaled, Shifted
 from prism.signature import PoolKey, Signature
 
 _SIGNATURE_FIELDS = ("op", "shape", "dtype", "role", "scope")
-_PER_OP = ("signature", "site", "position", "stage", "microbatch", "rank", "key")
 
 
 def to_dataset(model: StepModel) -> xr.Dataset:
@@ -47,7 +47,7 @@ def to_dataset(model: StepModel) -> xr.Dataset:
     base_index = {id(b): i for i, b in enumerate(bases)}
     samples = [np.asarray(b.samples) if isinstance(b, Empirical) else np.empty(0) for b in bases]
     structure = {
-        **{f"op_{f}": ("op", getattr(dag, f)) for f in _PER_OP},
+        **{f"op_{f}": ("op", getattr(dag, f)) for f in PER_OP},
         "signature_text": (
             ("signature", "field"),
             np.array(
@@ -59,7 +59,9 @@ def to_dataset(model: StepModel) -> xr.Dataset:
         "edge_from": ("edge", dag.pred),
         "members_of_op": ("op", np.diff(dag.member_ptr)),
         "member_rank": ("member", dag.member),
-        "node_of_rank": ("rank", dag.node_of_rank),
+        "node_of_rank": (("rank", "replica"), dag.node_of_rank),
+        "leaders": (("grouping", "replica"), dag.leaders),
+        "lanes": ((), dag.lanes),
         "pool_signature": ("pool", [signature_index[k.signature] for k in model.pools]),
         "pool_site": ("pool", [site_index[k.site] for k in model.pools]),
         "pool_position": ("pool", [k.position for k in model.pools]),
@@ -71,7 +73,12 @@ def to_dataset(model: StepModel) -> xr.Dataset:
         "samples_of_base": ("base", [s.size for s in samples]),
         "sample": ("sample_index", np.concatenate(samples)),
     }
-    return schema.dataset(structure, made_by="prism.modelfile.to_dataset", source=model.source)
+    return schema.dataset(
+        structure,
+        made_by="prism.modelfile.to_dataset",
+        source=model.source,
+        provenance={"loadings": _loadings(model.coupling), "events": dict(model.coupling.events)},
+    )
 
 
 def from_dataset(ds: xr.Dataset) -> StepModel:
@@ -81,12 +88,14 @@ def from_dataset(ds: xr.Dataset) -> StepModel:
     dag = WorkloadDAG(
         signatures=signatures,
         sites=sites,
-        **{f: ds[f"op_{f}"].values for f in _PER_OP},
+        **{f: ds[f"op_{f}"].values for f in PER_OP},
         pred_ptr=_pointers(ds["edges_of_op"].values),
         pred=ds["edge_from"].values,
         member_ptr=_pointers(ds["members_of_op"].values),
         member=ds["member_rank"].values,
         node_of_rank=ds["node_of_rank"].values,
+        leaders=ds["leaders"].values,
+        lanes=int(ds["lanes"]),
     )
     bases = _bases(ds)
     columns = (
@@ -101,13 +110,29 @@ def from_dataset(ds: xr.Dataset) -> StepModel:
     for s, site, position, base, scale, shift in zip(*(ds[c].values for c in columns), strict=True):
         key = PoolKey(signatures[s], sites[site] if site >= 0 else "", int(position))
         stored[key] = _wrapped(bases[base], float(scale), float(shift))
-    return StepModel(dag, stored, source=ds.attrs["source"])
+    return StepModel(dag, stored, coupling=_coupling(ds), source=ds.attrs["source"])
 
 
 def read_model(path: str | Path) -> StepModel:
     """Read a model that was saved as ``.nc``."""
     with xr.open_dataset(path, engine="h5netcdf") as ds:
         return from_dataset(schema.check(ds.load()))
+
+
+def _loadings(coupling: Coupling) -> dict:
+    return {
+        kind: {level: dataclasses.astuple(v) for level, v in levels.items()}
+        for kind, levels in coupling.loadings.items()
+    }
+
+
+def _coupling(ds: xr.Dataset) -> Coupling:
+    stored = schema.provenance(ds)
+    loadings = {
+        kind: {level: Loading(*v) for level, v in levels.items()}
+        for kind, levels in stored["loadings"].items()
+    }
+    return Coupling(loadings, stored["events"])
 
 
 def _bases(ds: xr.Dataset) -> list[DurationPool]:

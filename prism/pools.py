@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from prism import _engine, schema
+from prism import schema
 from prism.schema import finite_durations
 
 #: probability of a negative duration above which a Normal is refused
@@ -28,6 +28,10 @@ class DurationPool(abc.ABC):
     @abc.abstractmethod
     def quantile(self, q: float | np.ndarray) -> np.ndarray:
         """Quantile function. `q` (...) in [0, 1]; returns (...), seconds."""
+
+    def upper_quantile(self, v: float | np.ndarray) -> np.ndarray:
+        """Quantile at 1 - `v`, seconds (...); leaves keep its precision where v is tiny."""
+        return self.quantile(1.0 - np.asarray(v))
 
     @property
     @abc.abstractmethod
@@ -105,6 +109,9 @@ class Parametric(DurationPool):
 
     def quantile(self, q: float | np.ndarray) -> np.ndarray:
         return self.frozen.ppf(q)
+
+    def upper_quantile(self, v: float | np.ndarray) -> np.ndarray:
+        return self.frozen.isf(v)
 
     @property
     def mean(self) -> float:
@@ -509,24 +516,6 @@ def lower(pool: DurationPool) -> Lowered:
         inner = lower(pool.pool)
         return Lowered(inner.base, inner.scale, inner.shift + pool.by)
     return Lowered(pool, 1.0, 0.0)
-
-
-def table(base: DurationPool) -> tuple[int, np.ndarray]:
-    """Kind and values of the engine's table of a pool without wrappers.
-
-    Returns
-    -------
-    kind : int
-        `_engine.STEP` or `_engine.OCTAVE`.
-    values : ndarray, seconds
-    """
-    if isinstance(base, Empirical):
-        return _engine.STEP, np.asarray(base.samples)
-    if isinstance(base, Fixed):
-        return _engine.STEP, np.array([base.value])
-    v = _engine.octave_tails()
-    upper = base.frozen.isf(v) if isinstance(base, Parametric) else base.quantile(1.0 - v)
-    return _engine.OCTAVE, np.maximum(np.concatenate([base.quantile(v), upper]), 0.0)
 
 
 def _require(ok: bool, pool: DurationPool, what: str) -> None:

@@ -68,7 +68,7 @@ class HotNode:
     def __call__(self, model: StepModel) -> StepModel:
         dag = model.dag
         is_compute = np.array([s.category == Category.COMPUTE for s in dag.signatures])
-        affected = dag.on_node(self.node) & (is_compute[dag.signature] | dag.is_inter_node)
+        affected = dag.on_node(self.node) & (is_compute[dag.signature] | dag.is_inter_node)[:, None]
         return model.override(affected, lambda op, pool: self._slowed(model, op, pool))
 
     def _slowed(self, model: StepModel, op: int, pool: DurationPool) -> DurationPool:
@@ -134,7 +134,7 @@ def node_of_stage(dag: WorkloadDAG) -> dict[int, int]:
     for stage in np.unique(dag.stage[dag.stage >= 0]):
         ranks = dag.rank[(dag.stage == stage) & (dag.rank >= 0)]
         if ranks.size:
-            out[int(stage)] = int(dag.node_of_rank[ranks.min()])
+            out[int(stage)] = int(dag.node_of_rank[ranks.min(), 0])
     return out
 
 

@@ -19,8 +19,9 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
+    " component"
     # not observations but the arrays of a stored model
-    " edge member site field pool base parameter sample_index".split()
+    " edge member site field pool base parameter sample_index replica grouping".split()
 )
 
 #: variable -> (units, long name)
@@ -30,6 +31,10 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "gap": ("s", "idle time between the end of the last known dependency and the start"),
     "step_time": ("s", "time of one optimizer step"),
     "replayed": ("s", "step time from the graph with the step's own durations"),
+    "finish_time": ("s", "time at which the op ends, from the start of the step"),
+    "exposed_time": ("s", "time on the longest path"),
+    "busy_time": ("s", "sum of durations over all ops and replicas"),
+    "criticality": ("1", "share of draws whose longest path holds the op"),
     "jct": ("s", "job completion time, finish minus submission"),
     "submit": ("s", "time of submission"),
     "finish": ("s", "time of completion"),
@@ -76,7 +81,17 @@ VARIABLES: dict[str, tuple[str, str]] = {
 #: arrays of a stored model (`prism.modelfile`): indices, counts and texts, and seconds where said
 VARIABLES |= {
     f"op_{field}": ("1", f"{field} of the op")
-    for field in ("signature", "site", "position", "stage", "microbatch", "rank", "key")
+    for field in (
+        "signature",
+        "site",
+        "position",
+        "stage",
+        "microbatch",
+        "rank",
+        "key",
+        "grouping",
+        "replica",
+    )
 }
 VARIABLES |= {
     "signature_text": ("1", "fields of a signature"),
@@ -85,6 +100,8 @@ VARIABLES |= {
     "edge_from": ("1", "op that is waited for"),
     "members_of_op": ("1", "number of participating ranks"),
     "member_rank": ("1", "participating rank"),
+    "leaders": ("1", "lowest replica of each one's group"),
+    "lanes": ("1", "replicas that an op of the graph stands for"),
     "node_of_rank": ("1", "machine of the rank"),
     "pool_signature": ("1", "signature of the pool's key"),
     "pool_site": ("1", "site of the pool's key, -1 for any"),

@@ -20,11 +20,12 @@ NAME = {"F": FORWARD, "BW": BACKWARD}
 
 
 def build_dag(ctx: Context) -> WorkloadDAG:
-    """The graph of one step: a pipeline schedule in each replica, gradients reduced across replicas.
+    """The graph of one step: a pipeline schedule, gradients reduced across replicas.
 
-    A transfer between stages is an op on its link that neither side waits in: the sender goes on,
-    the receiver needs it. After its last backward a stage reduces its gradients over its replicas,
-    then each rank runs the optimizer.
+    A template: one replica is written out, data parallelism is its number of replicas, and the
+    gradient reductions join them. A transfer between stages is an op on its link that neither side
+    waits in: the sender goes on, the receiver needs it. After its last backward a stage reduces its
+    gradients over its replicas, then each rank runs the optimizer.
 
     Parameters
     ----------
@@ -33,36 +34,34 @@ def build_dag(ctx: Context) -> WorkloadDAG:
     Returns
     -------
     WorkloadDAG
+        Rank s of the template is pipeline stage s; replica r of it is rank ``ctx.rank(s, r)``.
     """
     p = ctx.parallelism
-    builder = DagBuilder()
-    last: dict[tuple[int, int], int] = {}
-    for replica in range(p.dp):
-        compute = _pipeline(builder, ctx, replica)
-        _transfers(builder, ctx, replica, compute)
-        for stage, order in enumerate(SCHEDULES[p.schedule](p.pp, p.microbatches)):
-            last[stage, replica] = compute[order[-1][0], stage, order[-1][1]]
-    for stage in range(p.pp):
-        ranks = [ctx.rank(stage, r) for r in range(p.dp)]
-        ends = [last[stage, r] for r in range(p.dp)]
+    builder = DagBuilder(replicas=p.dp)
+    orders = SCHEDULES[p.schedule](p.pp, p.microbatches)
+    compute = _pipeline(builder, orders)
+    _transfers(builder, ctx, compute)
+    for stage, order in enumerate(orders):
+        kind, microbatch = order[-1]
+        end = compute[kind, stage, microbatch]
         if p.dp > 1:
-            reduce = Signature("all_reduce", f"stage {stage}", "", "dp", _scope(ctx, ranks))
-            ends = [builder.add(reduce, ranks, stage=stage, after=ends)] * p.dp
-        for rank, end in zip(ranks, ends, strict=True):
-            builder.add(Signature(OPTIMIZER), [rank], stage=stage, after=[end])
-    return builder.build(ctx.node_of_rank)
+            nodes = {ctx.node_of_rank[ctx.rank(stage, r)] for r in range(p.dp)}
+            reduce = Signature("all_reduce", f"stage {stage}", "", "dp", _scope(len(nodes) > 1))
+            end = builder.add(reduce, [stage], stage=stage, joins="all", after=[end])
+        builder.add(Signature(OPTIMIZER), [stage], stage=stage, after=[end])
+    ranks = [[ctx.rank(s, r) for r in range(p.dp)] for s in range(p.pp)]
+    return builder.build(np.array(ctx.node_of_rank)[ranks])
 
 
-def _pipeline(builder: DagBuilder, ctx: Context, replica: int) -> dict[tuple[str, int, int], int]:
-    """Compute ops of a replica, each stage in the order of its schedule: (kind, stage, mb) -> op."""
-    p = ctx.parallelism
+def _pipeline(builder: DagBuilder, orders: list) -> dict[tuple[str, int, int], int]:
+    """Compute ops, each stage in the order of its schedule: (kind, stage, microbatch) -> op."""
     compute = {}
-    for stage, order in enumerate(SCHEDULES[p.schedule](p.pp, p.microbatches)):
+    for stage, order in enumerate(orders):
         before: list[int] = []
         for kind, microbatch in order:
             op = builder.add(
                 Signature(NAME[kind], f"stage {stage}"),
-                [ctx.rank(stage, replica)],
+                [stage],
                 stage=stage,
                 microbatch=microbatch,
                 position=microbatch,
@@ -70,32 +69,36 @@ def _pipeline(builder: DagBuilder, ctx: Context, replica: int) -> dict[tuple[str
             )
             before = [op]
             compute[kind, stage, microbatch] = op
-        # a microbatch goes back where it went forth, also where the schedule alone would allow less
-        for microbatch in range(p.microbatches):
-            builder.wait(compute["BW", stage, microbatch], [compute["F", stage, microbatch]])
+    # a microbatch goes back where it went forth, also where the schedule alone would allow less
+    for (kind, stage, microbatch), op in compute.items():
+        if kind == "BW":
+            builder.wait(op, [compute["F", stage, microbatch]])
     return compute
 
 
-def _transfers(builder: DagBuilder, ctx: Context, replica: int, compute: dict) -> None:
+def _transfers(builder: DagBuilder, ctx: Context, compute: dict) -> None:
     p = ctx.parallelism
     for kind, step in (("F", 1), ("BW", -1)):
         for stage in range(p.pp):
             peer = stage + step
             if not 0 <= peer < p.pp:
                 continue
-            ranks = [ctx.rank(stage, replica), ctx.rank(peer, replica)]
             link = f"stage {stage}->{peer}"
-            signature = Signature("send-recv", link, "", "pp", _scope(ctx, ranks))
+            crosses = any(
+                ctx.node_of_rank[ctx.rank(stage, r)] != ctx.node_of_rank[ctx.rank(peer, r)]
+                for r in range(p.dp)
+            )
+            signature = Signature("send-recv", link, "", "pp", _scope(crosses))
             for m in range(p.microbatches):
                 sent = builder.add(
-                    signature, ranks, site=link, microbatch=m, position=m,
+                    signature, [stage, peer], site=link, microbatch=m, position=m,
                     after=[compute[kind, stage, m]],
                 )  # fmt: skip
                 builder.wait(compute[kind, peer, m], [sent])
 
 
-def _scope(ctx: Context, ranks: list[int]) -> str:
-    return "intra_node" if len({ctx.node_of_rank[r] for r in ranks}) == 1 else "inter_node"
+def _scope(crosses_nodes: bool) -> str:
+    return "inter_node" if crosses_nodes else "intra_node"
 
 
 def model_from_context(
@@ -164,15 +167,17 @@ def synthetic_steps(
     Returns
     -------
     Dataset
-        ``duration(step, op)``, ``gap(step, op)`` (zero), ``step_time(step)``, seconds.
+        ``duration(step, op)``, ``gap(step, op)`` (zero), ``step_time(step)``, seconds, where `op` runs
+        over ``model.dag.unroll()``.
     """
-    duration = sample_durations(model, steps, seed=seed)
+    dag = model.dag.unroll()
+    duration = sample_durations(model.replace(dag=dag), steps, seed=seed)
     if step_cv > 0:
         factor = LogNormal.from_moments(1.0, step_cv)
         shared = factor.quantile(np.random.default_rng(seed).random(steps))
-        compute = np.array([s.role == "compute" for s in model.dag.signatures])
-        duration[compute[model.dag.signature]] *= shared
-    _, finish = propagate(model, duration)
+        compute = np.array([s.role == "compute" for s in dag.signatures])
+        duration[compute[dag.signature]] *= shared
+    _, finish = propagate(dag, duration)
     return schema.dataset(
         {
             "duration": (("step", "op"), duration.T),

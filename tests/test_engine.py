@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from statistical import assert_mean_close
 
-from prism import _engine, montecarlo
+from prism import _engine, _lowering, montecarlo
 from prism.dag import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import simulate
-from prism.pools import Empirical, Fixed, Gamma, LogNormal, Normal, Scaled, table
+from prism.pools import Empirical, Fixed, Gamma, LogNormal, Normal, Scaled
 from prism.signature import PoolKey, Signature
 
 seeds = st.integers(0, 2**32 - 1)
@@ -73,14 +73,11 @@ def test_scaling_all_by_c_scales_the_step_invariant():
 def test_threads_and_number_of_draws_change_nothing_invariant():
     dag = random_dag(np.random.default_rng(5), 30)
     model = StepModel(dag, keyed(dag, [LogNormal(0.0, 0.2 + 0.01 * i) for i in range(30)]))
-    threads = numba.get_num_threads()
-    many = simulate(model, 2000, seed=9).step_time.values
-    try:
-        numba.set_num_threads(1)
-        one = simulate(model, 2000, seed=9).step_time.values
-    finally:
-        numba.set_num_threads(threads)
+    many = simulate(model, 5000, seed=9, threads=4).step_time.values
+    one = simulate(model, 5000, seed=9, threads=1).step_time.values
     np.testing.assert_array_equal(one, many)
+    watched = simulate(model, 5000, seed=9, finish_of=[0, 7], paths=True).step_time.values
+    np.testing.assert_array_equal(watched, many)
     np.testing.assert_array_equal(simulate(model, 777, seed=9).step_time.values, many[:777])
     assert not np.array_equal(simulate(model, 777, seed=10).step_time.values, many[:777])
 
@@ -152,12 +149,11 @@ POOLS = [
 @pytest.mark.parametrize("pool", POOLS, ids=repr)
 def test_tables_reach_into_the_tails_against_scipy(pool):
     """What the engine interpolates is the quantile function, to 0.1 % out to 1e-6."""
-    kind, values = table(pool)
-    assert kind == _engine.OCTAVE
-    v = _engine.octave_tails()[: _engine.NODES - 1]
+    values = _lowering._table(pool, _engine.OCTAVE)
+    v = _engine.octave_tails()
     probe = np.geomspace(1e-6, 0.5, 4001)[:-1]
-    lower = np.interp(probe, v, values[: v.size])
-    upper = np.interp(probe, v, values[_engine.NODES : _engine.NODES + v.size])
+    lower = np.interp(probe, v, values[: _engine.SIDE])
+    upper = np.interp(probe, v, values[_engine.SIDE :])
     np.testing.assert_allclose(lower, pool.frozen.ppf(probe), rtol=1e-3)
     np.testing.assert_allclose(upper, pool.frozen.isf(probe), rtol=1e-3)
 

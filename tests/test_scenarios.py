@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from graphs import fork_join, keyed
@@ -28,7 +30,7 @@ def test_scale_multiplies_by_the_fleets_ratio(model):
     hot = HotNode(2)(model)
     dag = model.dag
     on_node = np.array([2 in dag.node_of_rank[dag.member[a:b]] for a, b in
-                        zip(dag.member_ptr[:-1], dag.member_ptr[1:], strict=True)])  # fmt: skip
+                        itertools.pairwise(dag.member_ptr)])  # fmt: skip
     for op in range(dag.n_ops):
         signature = dag.signatures[dag.signature[op]]
         touched = on_node[op] and signature.scope != "intra_node"
@@ -57,7 +59,8 @@ def test_a_fleet_slows_the_whole_node_by_one_factor(model):
 def test_a_fleet_pins_compute_and_leaves_traffic_to_its_own_pool(model):
     shape = Empirical(tuple(np.linspace(0.5, 1.5, 101)))
     hot = HotNode(1, mode="pin", fleet=shape)(model)
-    for op, pool in hot.overrides.items():
+    for (op, lane), pool in hot.overrides.items():
+        assert lane == -1
         if model.dag.signatures[model.dag.signature[op]].role == "compute":
             assert pool.value == pytest.approx(
                 model.op_pools[op].mean * float(shape.quantile(0.95))

@@ -62,7 +62,7 @@ def test_ks_interval_lies_around_the_distance():
 def steps(root, step_cv, n=400):
     ctx = read_context(root / "inputs/small_step.yaml")
     model = workload.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.05))
-    return model.dag, workload.synthetic_steps(model, n, step_cv=step_cv, seed=3)
+    return model.dag.unroll(), workload.synthetic_steps(model, n, step_cv=step_cv, seed=3)
 
 
 def test_independent_steps_are_predicted(root):

@@ -13,7 +13,7 @@ from prism.model import StepModel
 from prism.pools import DurationPool
 from prism.signature import PoolKey
 from prism.traces.oplevel import build_graph
-from prism.traces.steps import observe
+from prism.traces.steps import check_ops, observe
 
 MIN_SAMPLES = 10
 
@@ -41,9 +41,11 @@ def fit_pools(
     -------
     dict of PoolKey to DurationPool
     """
+    check_ops(observed, dag)
     duration = observed["duration"].values.T
     samples: dict[PoolKey, list[np.ndarray]] = defaultdict(list)
-    for op, key in enumerate(dag.pool_keys):
+    for op, index in enumerate(dag.pool_key_of_op):
+        key = dag.pool_keys[index]
         for k in {key, *key.parents()}:
             samples[k].append(duration[op])
     fitted = {}

@@ -62,6 +62,21 @@ def _last_end(dag: WorkloadDAG, end: np.ndarray) -> np.ndarray:
     return out
 
 
+def check_ops(observed: xr.Dataset, dag: WorkloadDAG) -> None:
+    """Refuse a recording of other ops than those of the graph.
+
+    Raises
+    ------
+    ValueError
+        If the numbers of ops differ, or the graph is a template of several replicas.
+    """
+    if dag.lanes > 1 or observed.sizes["op"] != dag.n_ops:
+        raise ValueError(
+            f"the recording has {observed.sizes['op']} ops, the graph {dag.n_ops} x {dag.lanes} "
+            "replicas; unroll the graph, or use that of the recording"
+        )
+
+
 def replay(observed: xr.Dataset, dag: WorkloadDAG, *, gaps: bool = True) -> xr.Dataset:
     """Step times from the graph with each step's own durations: is the graph right?
 
@@ -77,6 +92,7 @@ def replay(observed: xr.Dataset, dag: WorkloadDAG, *, gaps: bool = True) -> xr.D
     Dataset
         ``replayed(step)`` and ``step_time(step)`` (measured), seconds, and ``relative_error(step)``.
     """
+    check_ops(observed, dag)
     duration = observed["duration"].values.T
     gap = observed["gap"].values.T if gaps else None
     _, finish = propagate(dag, duration, gap)

@@ -1,0 +1,247 @@
+"""A step model as the plain arrays that the engine reads."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import norm
+
+from prism import _engine
+from prism.coupling import LEVELS, Coupling, op_class
+from prism.dag import WorkloadDAG
+from prism.model import StepModel
+from prism.pools import DurationPool, Empirical, Lowered, lower
+from prism.signature import ROLES, stable_hash
+
+NORMAL = np.concatenate([norm.ppf(_engine.octave_tails()), norm.isf(_engine.octave_tails())])
+PHI = norm.cdf(_engine.score_grid())
+
+
+class Arrays(NamedTuple):
+    """Arguments of `_engine.simulate` up to the range of draws."""
+
+    graph: tuple
+    draw: tuple
+    override: tuple
+    shared: tuple
+
+
+def lower_model(model: StepModel, *, seed: int, draws_per_job: int, keep: bool) -> Arrays:
+    """Arrays of a model. With `keep`, every op has a row of finish times of its own."""
+    dag = model.dag
+    rows = _SharedRows(dag, model.coupling, seed)
+    draw = _draw_arrays(model, rows, seed)
+    own_slots = np.arange(dag.n_ops, dtype=np.int32)
+    slot, _, is_sink = dag.slots
+    alone = dag.lanes == 1
+    graph = (
+        dag.pred_ptr,
+        dag.pred,
+        own_slots if keep else slot,
+        is_sink,
+        _constant(np.zeros(dag.n_ops, np.int32)) if alone else dag.grouping,
+        _constant(np.zeros((1, 1), np.int32)) if alone else dag.leaders,
+        dag.replica,
+        component_of_op(dag),
+    )
+    return Arrays(graph, draw, _override_arrays(model), rows.arrays(draws_per_job))
+
+
+def _constant(array: np.ndarray) -> np.ndarray:
+    """Read-only like the arrays of a graph: numba compiles for either kind separately."""
+    array.setflags(write=False)
+    return array
+
+
+def component_of_op(dag: WorkloadDAG) -> np.ndarray:
+    """Index into `ROLES` of each op, int32 (op,)."""
+    roles = np.array([ROLES.index(s.role) for s in dag.signatures], np.int32)
+    return roles[dag.signature]
+
+
+def _draw_arrays(model: StepModel, rows: _SharedRows, seed: int) -> tuple:
+    dag = model.dag
+    tables = _Tables()
+    distinct = {id(p): p for p in model.op_pools}  # by identity: hashing samples is slow
+    low = {i: lower(p) for i, p in distinct.items()}
+    lowered = [low[id(p)] for p in model.op_pools]
+    index = np.empty(dag.n_ops, np.int32)
+    for op, x in enumerate(lowered):
+        index[op] = tables.add(x, rows.is_coupled[op], rows.event[op] >= 0)
+    kind, table_ptr, table = tables.arrays()
+    return (
+        index,
+        kind[index],
+        table_ptr,
+        table,
+        np.array([x.scale for x in lowered]),
+        np.array([x.shift for x in lowered]),
+        dag.key ^ np.uint64(stable_hash("seed", int(seed))),
+        rows.own,
+        rows.loading,
+        rows.row,
+        rows.event,
+    )
+
+
+class _Tables:
+    """Distinct tables of pools, each in the form that its ops read."""
+
+    def __init__(self) -> None:
+        self._index: dict[tuple[int, int], int] = {}
+        self._kinds: list[int] = []
+        self._rows: list[np.ndarray] = []
+        self._alive: list[DurationPool] = []  # identities stay taken while the table is built
+
+    def add(self, pool: Lowered, coupled: bool, event: bool) -> int:
+        kind = self._kind(pool, coupled, event)
+        key = (0 if kind == _engine.CONSTANT else id(pool.base), kind)
+        if key not in self._index:
+            self._index[key] = len(self._rows)
+            self._kinds.append(kind)
+            self._rows.append(_table(pool.base, kind))
+            self._alive.append(pool.base)
+        return self._index[key]
+
+    @staticmethod
+    def _kind(pool: Lowered, coupled: bool, event: bool) -> int:
+        samples = isinstance(pool.base, Empirical)
+        if pool.scale == 0.0:
+            return _engine.CONSTANT
+        if event:
+            return _engine.EVENT_STEP if samples else _engine.EVENT
+        if coupled:
+            return _engine.SCORE_STEP if samples else _engine.SCORE
+        return _engine.STEP if samples else _engine.OCTAVE
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        sizes = [r.size for r in self._rows]
+        ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return np.array(self._kinds, np.int64), ptr, np.concatenate(self._rows)
+
+
+def _table(base: DurationPool, kind: int) -> np.ndarray:
+    if kind == _engine.CONSTANT:
+        return np.zeros(1)
+    if kind in (_engine.STEP, _engine.SCORE_STEP, _engine.EVENT_STEP):
+        return np.asarray(base.samples)
+    if kind == _engine.SCORE:
+        z = _engine.score_grid()
+        values = np.where(z < 0, base.quantile(norm.cdf(z)), base.upper_quantile(norm.sf(z)))
+    else:
+        v = _engine.octave_tails()
+        values = np.concatenate([base.quantile(v), base.upper_quantile(v)])
+    return np.maximum(values, 0.0)
+
+
+def _override_arrays(model: StepModel) -> tuple:
+    """Overrides of single replicas, by op: replica, and the map of the op's own duration."""
+    per_op: dict[int, list[tuple[int, float, float]]] = {}
+    for (op, lane), pool in sorted(model.overrides.items(), key=lambda item: item[0]):
+        if lane != -1:
+            new, old = lower(pool), lower(model.op_pools[op])
+            scale = new.scale / old.scale if old.scale else 0.0
+            per_op.setdefault(op, []).append((lane, scale, new.shift - scale * old.shift))
+    counts = np.zeros(model.dag.n_ops, np.int64)
+    for op, entries in per_op.items():
+        counts[op] = len(entries)
+    flat = [e for _, entries in sorted(per_op.items()) for e in entries]
+    return (
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        np.array([e[0] for e in flat], np.int32),
+        np.array([e[1] for e in flat], np.float64),
+        np.array([e[2] for e in flat], np.float64),
+    )
+
+
+class _SharedRows:
+    """Shared scores of a model: the distinct ones, and which of them each op loads how much."""
+
+    def __init__(self, dag: WorkloadDAG, coupling: Coupling, seed: int) -> None:
+        self.seed, self.dag = seed, dag
+        self._keys: dict[tuple, int] = {}
+        self._lanes: list[np.ndarray] = []
+        self._stays: list[bool] = []
+        n = dag.n_ops
+        kinds = [s.op for s in dag.signatures]
+        self.event_names = [k for k in coupling.events if k in kinds]
+        self.event_p = np.array([coupling.events[k] for k in self.event_names])
+        struck = np.array(
+            [self.event_names.index(k) if k in self.event_names else -1 for k in kinds]
+        )
+        self.event = struck[dag.signature].astype(np.int64)
+        width = 1 if coupling.is_independent else 2 * len(LEVELS)
+        self.loading, self.row = np.zeros((n, width)), np.zeros((n, width), np.int32)
+        loaded = np.array([bool(coupling.loadings.get(k)) for k in kinds])[dag.signature]
+        for op in np.flatnonzero(loaded):
+            self._load(int(op), coupling)
+        share = np.sum(self.loading**2, axis=1)
+        self.own = np.sqrt(np.maximum(0.0, 1.0 - share))
+        self.is_coupled = share > 0
+
+    def _load(self, op: int, coupling: Coupling) -> None:
+        signature = self.dag.signatures[self.dag.signature[op]]
+        for i, (level, loading) in enumerate(coupling.loadings[signature.op].items()):
+            where = self._identity(op, level)
+            if where is None:
+                continue
+            name, lanes = where
+            for j, (value, stays) in enumerate(
+                ((loading.transient, False), (loading.persistent, True))
+            ):
+                if value != 0.0:
+                    column = 2 * i + j
+                    self.loading[op, column] = value
+                    key = (op_class(signature), level, *name, stays)
+                    self.row[op, column] = self._row(key, lanes, stays)
+
+    def _identity(self, op: int, level: str) -> tuple[tuple, np.ndarray] | None:
+        """What shares a score at a level, and the number of it in each lane; None if the op has none."""
+        dag = self.dag
+        replica = np.arange(dag.lanes) if dag.lanes > 1 else dag.replica[op : op + 1]
+        if level == "step":
+            return (), np.zeros(dag.lanes, np.int32)
+        if dag.grouping[op] > 0 or dag.rank[op] < 0:
+            return None  # a collective is of several ranks, perhaps of several replicas
+        if level == "rank":
+            return (int(dag.rank[op]),), replica
+        if level == "node":
+            return (), dag.node_of_rank[dag.rank[op], replica]
+        if dag.microbatch[op] < 0:
+            return None
+        return (int(dag.microbatch[op]),), replica
+
+    def _row(self, key: tuple, lanes: np.ndarray, stays: bool) -> int:
+        # rows of one key may differ in their lanes (nodes of different ranks, unrolled replicas)
+        distinct = (*key, tuple(lanes.tolist()))
+        if distinct not in self._keys:
+            self._keys[distinct] = len(self._lanes)
+            self._lanes.append(np.asarray(lanes, np.int32))
+            self._stays.append(stays)
+        return self._keys[distinct]
+
+    def arrays(self, draws_per_job: int) -> tuple:
+        keys = [stable_hash("score", self.seed, *k[:-1]) for k in self._keys]
+        events = [stable_hash("event", self.seed, name) for name in self.event_names]
+        return (
+            np.array(keys, np.uint64),
+            np.array(self._lanes, np.int32).reshape(-1, self.dag.lanes),
+            np.array(self._stays, bool),
+            np.array(events, np.uint64),
+            self.event_p,
+            draws_per_job,
+            NORMAL,
+            PHI,
+        )
+
+
+def lanes_per_block(dag: WorkloadDAG, *, keep: bool, rows: int) -> int:
+    """Draws in a block: enough lanes to pay for a call, few enough for the caches and for memory."""
+    per_draw = dag.lanes * 8 * (dag.n_ops if keep else dag.slots[1] + rows)
+    by_memory = max(1, MEMORY_PER_BLOCK // per_draw)
+    return int(max(1, min(math.ceil(_engine.LANES / dag.lanes), by_memory)))
+
+
+MEMORY_PER_BLOCK = 64 << 20
