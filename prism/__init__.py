@@ -4,8 +4,9 @@ Everything random is a `DurationPool`; every question is a `Scenario` or a `Poli
 a Dataset.
 """
 
-from prism.cluster import Cluster, read_jobs, run_cluster
+from prism.cluster import Checkpoint, Cluster, read_jobs, run_cluster
 from prism.context import Context, Link, Parallelism, Topology, Workload
+from prism.coupling import Coupling, Loading
 from prism.dag import DagBuilder, WorkloadDAG
 from prism.fleet import read_fleet, variability
 from prism.model import StepModel
@@ -19,8 +20,10 @@ from prism.validation import compare, require
 from prism.workload import model_from_context
 
 __all__ = [
+    "Checkpoint",
     "Cluster",
     "Context",
+    "Coupling",
     "DagBuilder",
     "DurationPool",
     "Empirical",
@@ -28,6 +31,7 @@ __all__ = [
     "Gamma",
     "HotNode",
     "Link",
+    "Loading",
     "LogNormal",
     "Normal",
     "Parallelism",

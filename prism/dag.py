@@ -335,7 +335,7 @@ class DagBuilder:
             stage=np.array(stage, np.int32),
             microbatch=np.array(microbatch, np.int32),
             rank=np.array([r[0] if len(r) == 1 else -1 for r in ranks], np.int32),
-            key=_identities(signature, site, position),
+            key=_identities(signature, site, ranks, position),
             pred_ptr=pred_ptr,
             pred=pred.astype(np.int32),
             member_ptr=_pointers([len(r) for r in ranks]),
@@ -378,13 +378,11 @@ def _codes(values: Sequence) -> tuple[tuple, np.ndarray]:
     return tuple(index), codes
 
 
-def _identities(
-    signature: Sequence[Signature], site: Sequence[str], position: Sequence[int]
-) -> np.ndarray:
-    """Stable 64-bit keys; equal ops (same signature, site, position) are told apart by count."""
+def _identities(*columns: Sequence) -> np.ndarray:
+    """Stable 64-bit keys; ops that are equal in all columns are told apart by count."""
     seen: Counter = Counter()
-    keys = np.empty(len(signature), np.uint64)
-    for i, identity in enumerate(zip(signature, site, position, strict=True)):
+    keys = np.empty(len(columns[0]), np.uint64)
+    for i, identity in enumerate(zip(*columns, strict=True)):
         keys[i] = stable_hash(*identity, seen[identity])
         seen[identity] += 1
     return keys

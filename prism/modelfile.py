@@ -19,6 +19,7 @@ from prism.dag import PER_OP, WorkloadDAG
 from prism.model import StepModel
 from prism.pools import DurationPool, Empirical, Fixed, Parametric, Scaled, Shifted
 from prism.signature import PoolKey, Signature
+from prism.tables import one_line
 
 _SIGNATURE_FIELDS = ("op", "shape", "dtype", "role", "scope")
 
@@ -115,8 +116,14 @@ def from_dataset(ds: xr.Dataset) -> StepModel:
 
 def read_model(path: str | Path) -> StepModel:
     """Read a model that was saved as ``.nc``."""
-    with xr.open_dataset(path, engine="h5netcdf") as ds:
-        return from_dataset(schema.check(ds.load()))
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as ds:
+            saved = schema.check(ds.load())
+    except (OSError, ValueError) as fault:
+        raise ValueError(f"{path}: not a saved Dataset: {one_line(fault)}") from fault
+    if "op_signature" not in saved:
+        raise ValueError(f"{path}: holds no graph, so it is no step model")
+    return from_dataset(saved)
 
 
 def _loadings(coupling: Coupling) -> dict:

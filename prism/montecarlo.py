@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,7 @@ def simulate(
     >>> simulate(model, draws=2).step_time.values.tolist()
     [0.25, 0.25]
     """
+    seed = operator.index(seed)
     for name, value in (("draws", draws), ("jobs", 1 if jobs is None else jobs)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")

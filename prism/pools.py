@@ -276,9 +276,9 @@ class Shifted(DurationPool):
     by: float
 
     def __post_init__(self) -> None:
-        _require(
-            np.isfinite(self.by) and self.pool.quantile(0.0) + self.by >= 0, self, "support >= 0"
-        )
+        # the pool itself may have a negligible mass below zero, as a Normal has
+        lowest = max(0.0, float(self.pool.quantile(NEGATIVE_MASS)))
+        _require(np.isfinite(self.by) and lowest + self.by >= 0, self, "support >= 0")
 
     def quantile(self, q: float | np.ndarray) -> np.ndarray:
         return self.pool.quantile(q) + self.by
@@ -396,8 +396,9 @@ def fit_families(
         try:
             fits[family] = fit(samples, family, bootstrap=bootstrap, seed=seed)
         except ValueError:
-            if np.size(samples) < 3 or np.ptp(samples) == 0:
-                raise
+            continue
+    if not fits:
+        fit(samples, "best")  # raises, and says why each family was refused
     return dict(sorted(fits.items(), key=lambda item: item[1].aic))
 
 
@@ -476,7 +477,10 @@ def _fit_normal(x: np.ndarray) -> Normal:
 
 
 def _fit_gamma(x: np.ndarray) -> Gamma:
-    shape, _, scale = stats.gamma.fit(_positive(x, "gamma"), floc=0)
+    try:
+        shape, _, scale = stats.gamma.fit(_positive(x, "gamma"), floc=0)
+    except (RuntimeError, ValueError) as fault:
+        raise ValueError(f"gamma: {' '.join(str(fault).split())}; use another family") from fault
     return Gamma(float(shape), float(scale))
 
 

@@ -47,6 +47,8 @@ class HotNode:
         of communication, the model's own fleet-wide pool of each signature is used. That one also
         holds what varies in *time*: an op that is 500 times slower in a few steps for everybody has
         a p95 / p50 of hundreds, which says nothing about nodes, so give `fleet` where you have it.
+    fleet_source : {"measured", "synthetic"}
+        Where `fleet` comes from. A synthetic factor makes the result synthetic.
 
     Raises
     ------
@@ -58,6 +60,7 @@ class HotNode:
     at: float = 0.95
     mode: Literal["scale", "pin"] = "scale"
     fleet: DurationPool | None = None
+    fleet_source: Literal["measured", "synthetic"] = "measured"
 
     def __post_init__(self) -> None:
         if not 0 < self.at < 1:
@@ -69,7 +72,9 @@ class HotNode:
         dag = model.dag
         is_compute = np.array([s.category == Category.COMPUTE for s in dag.signatures])
         affected = dag.on_node(self.node) & (is_compute[dag.signature] | dag.is_inter_node)[:, None]
-        return model.override(affected, lambda op, pool: self._slowed(model, op, pool))
+        hot = model.override(affected, lambda op, pool: self._slowed(model, op, pool))
+        made_up = self.fleet is not None and self.fleet_source == "synthetic"
+        return hot.replace(source="synthetic") if made_up else hot
 
     def _slowed(self, model: StepModel, op: int, pool: DurationPool) -> DurationPool:
         if self.mode == "pin":
@@ -112,30 +117,32 @@ def sweep(
         {"step_time": (("scenario", "draw"), np.stack([r["step_time"].values for r in runs]))},
         coords={"scenario": list(scenarios)},
         made_by="prism.sweep",
-        source=runs[0].attrs["source"],
+        source="synthetic" if "synthetic" in {r.attrs["source"] for r in runs} else "simulated",
         seed=seed,
         provenance=schema.provenance(runs[0]),
     )
 
 
-def node_of_stage(dag: WorkloadDAG) -> dict[int, int]:
-    """The machine of the first rank of each pipeline stage, by stage.
+def stages_by_node(dag: WorkloadDAG) -> dict[int, str]:
+    """The pipeline stages that each machine holds in replica 0, as a label, by machine.
+
+    Stages that share a machine cannot be told apart by slowing it.
 
     Examples
     --------
     >>> from prism.dag import DagBuilder
     >>> from prism.signature import Signature
     >>> b = DagBuilder()
-    >>> ops = [b.add(Signature("forward"), [rank], stage=rank) for rank in (0, 1)]
-    >>> node_of_stage(b.build(node_of_rank=[0, 4]))
-    {0: 0, 1: 4}
+    >>> ops = [b.add(Signature("forward"), [rank], stage=rank) for rank in (0, 1, 2)]
+    >>> stages_by_node(b.build(node_of_rank=[0, 0, 4]))
+    {0: 'stage 0+1', 4: 'stage 2'}
     """
-    out = {}
+    stages: dict[int, list[int]] = {}
     for stage in np.unique(dag.stage[dag.stage >= 0]):
         ranks = dag.rank[(dag.stage == stage) & (dag.rank >= 0)]
         if ranks.size:
-            out[int(stage)] = int(dag.node_of_rank[ranks.min(), 0])
-    return out
+            stages.setdefault(int(dag.node_of_rank[ranks.min(), 0]), []).append(int(stage))
+    return {node: f"stage {'+'.join(map(str, held))}" for node, held in stages.items()}
 
 
 def increases(

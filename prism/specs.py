@@ -21,7 +21,7 @@ class SpecError(ValueError):
 class Spec(BaseModel):
     """Base of everything that is read from a file: immutable, no unknown keys, no coercion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=Spec)
@@ -39,15 +39,20 @@ def read_yaml(path: str | Path) -> Any:
     if not path.is_file():
         raise SpecError(f"{path}: no such file")
     try:
-        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as fault:
         raise SpecError(f"{path}: not UTF-8 text") from fault
-    except YAMLError as fault:
+    if text.lstrip().startswith("%"):
+        raise SpecError(
+            f"{path}: YAML directives are not read: this is YAML 1.2, whatever they say"
+        )
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError, OverflowError, RecursionError) as fault:
         mark = getattr(fault, "problem_mark", None)
         at = f" at line {mark.line + 1}" if mark else ""
-        raise SpecError(
-            f"{path}: not valid YAML{at}: {getattr(fault, 'problem', fault)}"
-        ) from fault
+        problem = " ".join(str(getattr(fault, "problem", None) or fault).split())
+        raise SpecError(f"{path}: not valid YAML{at}: {problem}") from fault
 
 
 def validate(model: type[S], content: Any, where: str) -> S:
@@ -60,7 +65,7 @@ def validate(model: type[S], content: Any, where: str) -> S:
             + (f" (got {e['input']!r})" if not isinstance(e["input"], dict | list) else "")
             for e in fault.errors()
         ]
-        raise SpecError(f"{where}: " + "; ".join(problems)) from None
+        raise SpecError(" ".join(f"{where}: {'; '.join(problems)}".split())) from None
 
 
 def read_spec(model: type[S], path: str | Path) -> S:

@@ -20,14 +20,16 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from prism import schema, traces, workload
 from prism.cluster import jobs as _jobs
+from prism.cluster.simulator import LARGEST_CV
 from prism.context import read_context
 from prism.fleet import read_fleet
 from prism.model import StepModel
 from prism.modelfile import read_model, to_dataset
-from prism.specs import Spec, SpecError, read_spec
+from prism.specs import Spec, read_spec
 from prism.stats import min_draws
 
-Draws = Annotated[int, Field(ge=min_draws(0.95, confidence=0.95))]
+#: enough for a guarantee and for both ends of an interval of p95
+Draws = Annotated[int, Field(ge=min_draws(0.95, confidence=0.975))]
 
 
 class FleetParams(Spec):
@@ -80,7 +82,7 @@ class SchedulingParams(Spec):
     gpus: PositiveInt
     rounds: PositiveInt
     round_s: PositiveFloat
-    cv: float = Field(ge=0, le=1)
+    cv: float = Field(ge=0, le=LARGEST_CV)
     seeds: int = Field(ge=2)
     checkpoint_interval_s: PositiveFloat
     checkpoint_write_s: NonNegativeFloat
@@ -90,7 +92,7 @@ class SchedulingParams(Spec):
 class Params(Spec):
     """The whole of ``params.yaml``; each stage is handed only the blocks that it declares."""
 
-    seed: int = Field(ge=0)
+    seed: int = Field(ge=0, lt=2**63)
     fleet: FleetParams
     pools: PoolsParams
     workload: WorkloadParams
@@ -191,7 +193,7 @@ def save(
     """Write results beside each other: ``stem.nc``, ``stem.json``, ``stem.pdf`` and ``stem.png``.
 
     Equal content gives equal bytes: no time stamps, keys sorted, metrics to 10 significant digits.
-    Each file is written under a temporary name and then renamed.
+    All files are written under temporary names before the first is renamed: all or none.
 
     Parameters
     ----------
@@ -203,27 +205,31 @@ def save(
     figure : matplotlib Figure, optional
     """
     ds = to_dataset(dataset) if isinstance(dataset, StepModel) else schema.check(dataset)
-    target = path(stem)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _replace(target.with_name(target.name + ".nc"), lambda p: ds.to_netcdf(p, engine="h5netcdf"))
+    writers: dict[str, Callable[[Path], Any]] = {
+        ".nc": lambda p: ds.to_netcdf(p, engine="h5netcdf")
+    }
     if metrics is not None:
         text = json.dumps(_plain(metrics), indent=2, sort_keys=True, allow_nan=False) + "\n"
-        _replace(target.with_name(target.name + ".json"), lambda p: p.write_text(text, "utf-8"))
+        writers[".json"] = lambda p: p.write_text(text, "utf-8")
     if figure is not None:
-        for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
-            _replace(
-                target.with_name(target.name + suffix),
-                lambda p, s=suffix, m=metadata: figure.savefig(p, format=s[1:], metadata=m),
-            )
+        writers[".pdf"] = lambda p: figure.savefig(p, format="pdf", metadata={"CreationDate": None})
+        writers[".png"] = lambda p: figure.savefig(p, format="png", metadata={"Software": None})
+    target = path(stem)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _write_all({target.with_name(target.name + suffix): w for suffix, w in writers.items()})
 
 
-def _replace(target: Path, write: Callable[[Path], Any]) -> None:
-    temporary = target.with_name(f".{target.name}.partial")
+def _write_all(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
+    """Write every file under a temporary name, then rename them all: results stay of one run."""
+    temporary = {target: target.with_name(f".{target.name}.partial") for target in writers}
     try:
-        write(temporary)
-        temporary.replace(target)
+        for target, write in writers.items():
+            write(temporary[target])
+        for target in writers:
+            temporary[target].replace(target)
     finally:
-        temporary.unlink(missing_ok=True)
+        for file in temporary.values():
+            file.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:
@@ -247,7 +253,9 @@ def _named(name: str, read: Callable[[Path], Any]) -> Any:
         return read(path(name))
     except (ValueError, OSError) as fault:
         message = str(fault).replace(str(path(name)), name)
-        raise type(fault)(message) if isinstance(fault, SpecError | ValueError) else fault from None
+        if not isinstance(fault, ValueError) or not fault.args or len(fault.args) > 1:
+            raise
+        raise type(fault)(message) from None
 
 
 def _read_dataset(file: Path) -> xr.Dataset:

@@ -13,7 +13,7 @@ from prism.model import StepModel
 from prism.montecarlo import propagate, sample_durations
 from prism.pools import DurationPool, Fixed, LogNormal, Scaled
 from prism.schedules import SCHEDULES
-from prism.signature import PoolKey, Signature
+from prism.signature import PoolKey, Signature, stable_hash
 
 FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
 NAME = {"F": FORWARD, "BW": BACKWARD}
@@ -171,10 +171,12 @@ def synthetic_steps(
         over ``model.dag.unroll()``.
     """
     dag = model.dag.unroll()
-    duration = sample_durations(model.replace(dag=dag), steps, seed=seed)
+    # a stream of its own: with that of `simulate`, a prediction would know the recording
+    stream = stable_hash("recording", int(seed)) >> 1
+    duration = sample_durations(model.replace(dag=dag), steps, seed=stream)
     if step_cv > 0:
         factor = LogNormal.from_moments(1.0, step_cv)
-        shared = factor.quantile(np.random.default_rng(seed).random(steps))
+        shared = factor.quantile(np.random.default_rng(stream).random(steps))
         compute = np.array([s.role == "compute" for s in dag.signatures])
         duration[compute[dag.signature]] *= shared
     _, finish = propagate(dag, duration)

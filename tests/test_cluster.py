@@ -72,8 +72,10 @@ def test_ledger_sums_and_work_is_conserved_invariant(
     done = np.isfinite(run.finish.values)
     finished_work = float(run.run_time.values[done] @ jobs.gpus.values[done])
     assert finished_work <= found["useful"] * (1 + 1e-9)
-    # nobody finishes sooner than its work, its restart and its checkpoints take
-    least = run.run_time.values + restart
+    # nobody finishes sooner than its work, its restart and the checkpoints of an undisturbed run take
+    least = checkpoint.time_for(run.run_time.values) + restart
+    if policy == "SRTF":  # a preemption starts a new cycle, which may save a write
+        least = run.run_time.values + restart
     assert np.all(run.jct.values[done] >= least[done] - 1e-6)
 
 
@@ -154,6 +156,41 @@ def test_preemption_costs_and_loses_nothing():
     assert ledger(run)["useful"] == pytest.approx(3300.0)
 
 
+def test_restart_begun_anew_costs_one_restart():
+    """Preempted in the middle of its restart: 300 s of it are lost, 1000 s are due again, no write."""
+    jobs = log([0.0, 300.0], [1, 1], [5000.0, 300.0])
+    costs = Checkpoint(interval_s=1e9, write_s=50.0, restart_s=1000.0)
+    run = run_cluster(jobs, Cluster(1, rounds=60), "SRTF", cv=0.0, checkpoint=costs)
+    short_ends = 300 + 1000 + 300
+    assert float(run.finish[1]) == pytest.approx(short_ends)
+    # the round in which the short job ends is its own
+    assert float(run.finish[0]) == pytest.approx(1800 + 1000 + 5000)
+    assert ledger(run)["stall"] == 0.0
+
+
+@given(
+    interval=st.integers(1, 30_000).map(lambda i: i / 10),
+    write=st.integers(0, 3000).map(lambda i: i / 10),
+    cycles=st.integers(0, 400),
+)
+def test_checkpoint_arithmetic_on_boundaries_invariant(interval, write, cycles):
+    """Decimal intervals that no float holds: whole cycles give whole intervals, and back."""
+    c = Checkpoint(interval, write, 0.0)
+    at = np.array([cycles * (interval + write)])
+    assert c.worked(at)[0] == pytest.approx(cycles * interval, rel=1e-9, abs=1e-6)
+    work = np.array([cycles * interval])
+    expected = work[0] + max(cycles - 1, 0) * write
+    assert c.time_for(work)[0] == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+def test_no_checkpoints_is_an_infinite_interval():
+    jobs = random_log(2)
+    never = Checkpoint(interval_s=np.inf, write_s=30.0, restart_s=0.0)
+    run = run_cluster(jobs, Cluster(16, rounds=3000), "FCFS", checkpoint=never)
+    assert ledger(run)["stall"] == pytest.approx(0.0, abs=1e-6)
+    assert np.all(np.isfinite(run.finish))
+
+
 def test_rounds_converge_to_event_time():
     jobs = random_log(6, n=40, gpus=(1,))
     waits = []
@@ -216,10 +253,14 @@ def test_own_policy_and_estimator_are_callables():
     ("content", "message"),
     [
         ("job_id,submit_s,gpus\na,0,1\n", "columns duration_s are missing"),
-        ("job_id,submit_s,gpus,duration_s\n", "holds no jobs"),
-        ("job_id,submit_s,gpus,duration_s\na,0,1,10\nb,x,1,10\n", "submit_s must be a number .1 rows are off, first data row 2"),
-        ("job_id,submit_s,gpus,duration_s\na,0,0,10\n", "gpus must be a whole number > 0"),
-        ("job_id,submit_s,gpus,duration_s\na,0,1.5,10\n", "gpus must be a whole number > 0"),
+        ("job_id,submit_s,gpus,duration_s\n", "holds no rows"),
+        ("job_id,submit_s,gpus,duration_s\na,0,1,10\nb,x,1,10\n", "submit_s must be a number, 1 rows are not .first: 'x' in data row 2"),
+        ("job_id,submit_s,gpus,duration_s\na,0,0,10\n", "gpus must be a whole number >= 1"),
+        ("job_id,submit_s,gpus,duration_s\na,0,1.5,10\n", "gpus must be a whole number >= 1"),
+        ("job_id,submit_s,gpus,duration_s\na,0,1e20,1\n", "gpus must be a whole number >= 1"),
+        ("job_id,submit_s,gpus,duration_s\nj1,0,1,100,5\n", "more cells than the header"),
+        ("job_id,submit_s,gpus,duration_s\n,0,1,100\n", "job_id is empty"),
+        ("job_id,submit_s,gpus,duration_s\na,0,1,5\nb,1e308,1,5\n", "within 1e12 s"),
         ("job_id,submit_s,gpus,duration_s\na,0,1,-1\n", "duration_s must be a number > 0"),
         ("job_id,submit_s,gpus,duration_s\na,0,1,1\na,0,1,1\n", "job_id must not repeat"),
     ],
@@ -237,11 +278,15 @@ def test_bad_runs_are_refused(tmp_path):
         run_cluster(jobs, Cluster(4), "FCFS")
     with pytest.raises(ValueError, match="unknown policy 'LIFO'; one of FCFS, SRTF"):
         run_cluster(jobs, Cluster(8), "LIFO")
-    with pytest.raises(ValueError, match="cv must be finite"):
+    with pytest.raises(ValueError, match="cv must lie between 0 and"):
         run_cluster(jobs, Cluster(8), "FCFS", cv=-1.0)
+    with pytest.raises(ValueError, match="in order of submission"):
+        run_cluster(jobs.isel(job=slice(None, None, -1)), Cluster(8), "FCFS")
+    with pytest.raises(ValueError, match=r"estimates: .* NaN"):
+        run_cluster(jobs, Cluster(8), "FCFS", estimate=lambda n, cv: n * np.nan)
     with pytest.raises(ValueError, match="gives out"):
         run_cluster(jobs, Cluster(8), lambda q: np.ones(q.gpus.size, bool))
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="must be whole and positive"):
         Cluster(0)
     with pytest.raises(JobsError, match="no such file"):
         read_jobs(tmp_path / "none.csv")

@@ -102,7 +102,7 @@ def test_experiments_and_what_moved(clone):
         ("fleet.path=none.csv", None, "none.csv"),
         ("fleet.path=own.csv", "gpu_id,speed\na,1\n", "own.csv: needs a column duration_s"),
         ("scheduling.path=own.csv", "job_id,gpus\na,1\n", "own.csv: columns submit_s, duration_s"),
-        ("workload.path=own.parquet", "", "own.parquet: not readable as parquet"),
+        ("workload.path=own.parquet", "", "own.parquet: not readable as a table"),
         ("pools.kernel=nope", None, "the fleet has no kernel 'nope'"),
     ],
 )  # fmt: skip

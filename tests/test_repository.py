@@ -117,4 +117,6 @@ def test_public_names_exist_and_are_documented():
     import prism
 
     for name in prism.__all__:
-        assert getattr(prism, name).__doc__, name
+        doc = getattr(prism, name).__doc__
+        # a dataclass without a docstring gets its signature for one
+        assert doc and not doc.startswith(f"{name}("), name

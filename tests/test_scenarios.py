@@ -12,7 +12,7 @@ from prism import fleet, workload
 from prism.context import read_context
 from prism.model import StepModel
 from prism.pools import Empirical, Fixed, LogNormal, Scaled
-from prism.scenarios import HotNode, increases, node_of_stage, sweep, unchanged
+from prism.scenarios import HotNode, increases, stages_by_node, sweep, unchanged
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,15 @@ def test_scenarios_compose(model):
 
 
 def test_stages_sit_on_their_nodes(model):
-    assert node_of_stage(model.dag) == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert stages_by_node(model.dag) == {i: f"stage {i}" for i in range(4)}
+
+
+def test_a_synthetic_factor_makes_the_result_synthetic(model):
+    measured = model.replace(source="measured")
+    shape = Empirical((0.9, 1.0, 1.2))
+    for source, expected in (("measured", "simulated"), ("synthetic", "synthetic")):
+        hot = HotNode(0, fleet=shape, fleet_source=source)
+        assert sweep(measured, {"healthy": unchanged, "hot": hot}, 10).source == expected
 
 
 @pytest.mark.parametrize(

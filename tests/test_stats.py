@@ -49,7 +49,7 @@ def test_guarantee_refuses_too_few_and_dependent_draws():
     jobs = xr.DataArray(np.ones((20, 50)), dims=("job", "draw"))
     with pytest.raises(ValueError, match="several draws of one job are dependent"):
         stats.guarantee(jobs)
-    with pytest.raises(ValueError, match="1 values are NaN"):
+    with pytest.raises(ValueError, match="1 of 100 values are NaN"):
         stats.guarantee(np.append(np.ones(99), np.nan))
 
 
@@ -70,11 +70,55 @@ def test_ks_distance_against_scipy(n, m, seed):
     assert stats.ks_distance(x, y) == pytest.approx(expected, abs=1e-12)
 
 
-def test_ks_noise_floor_against_simulation():
+@pytest.mark.parametrize(("n", "m"), [(1000, 16), (1000, 60), (300, 200)])
+def test_ks_noise_floor_against_simulation(n, m):
     rng = np.random.default_rng(1)
-    n, m = 300, 200
-    d = np.array([stats.ks_distance(rng.normal(size=n), rng.normal(size=m)) for _ in range(2000)])
+    d = np.array([stats.ks_distance(rng.normal(size=n), rng.normal(size=m)) for _ in range(1000)])
     assert stats.ks_noise_floor(n, m) == pytest.approx(np.median(d), rel=0.06)
+
+
+@pytest.mark.parametrize("m", [16, 60])
+@pytest.mark.parametrize("shift", [0.0, 0.1, 0.5, 1.0])
+def test_ks_interval_covers_at_least_at_its_level(m, shift):
+    truth = 2 * scipy_stats.norm.cdf(shift / 2) - 1
+    rng = np.random.default_rng(7)
+    hits, n = 0, 400
+    for _ in range(n):
+        low, high = stats.ks_interval(rng.normal(size=1000), rng.normal(shift, 1, m))
+        hits += low <= truth <= high
+    assert hits / n >= 0.95 - 4.5 * np.sqrt(0.0475 / n)
+
+
+def ar1(rng, n, r):
+    x = np.empty(n)
+    x[0] = rng.normal()
+    for t in range(1, n):
+        x[t] = r * x[t - 1] + np.sqrt(1 - r * r) * rng.normal()
+    return x
+
+
+def test_effective_size_against_theory():
+    """AR(1) with a: n (1 - a) / (1 + a), if the block is long enough to see it."""
+    rng = np.random.default_rng(8)
+    sizes = [stats.effective_size(ar1(rng, 4000, 0.5), 30) for _ in range(5)]
+    assert np.mean(sizes) == pytest.approx(4000 / 3, rel=0.15)
+    assert stats.effective_size(rng.normal(size=500), 1) == 500
+
+
+def test_share_interval_against_scipy():
+    hits = np.arange(40) < 37
+    expected = scipy_stats.binomtest(37, 40).proportion_ci(0.95, method="exact")
+    assert stats.share_interval(hits) == pytest.approx((expected.low, expected.high))
+
+
+def test_share_interval_of_dependent_hits_covers():
+    rng = np.random.default_rng(9)
+    limit = scipy_stats.norm.ppf(0.8)
+    covered = 0
+    for _ in range(400):
+        low, high = stats.share_interval(ar1(rng, 100, 0.5) <= limit, block=8)
+        covered += low <= 0.8 <= high
+    assert covered / 400 >= 0.92
 
 
 def test_increase_is_paired():

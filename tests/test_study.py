@@ -50,12 +50,16 @@ def edit(folder, old, new):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("draws: 1000", "draws: 58"), r"montecarlo.draws: .*greater than or equal to 59.*got 58"),
+        (("draws: 1000", "draws: 71"), r"montecarlo.draws: .*greater than or equal to 72.*got 71"),
         (("draws: 1000", "draws: many"), r"montecarlo.draws: .*integer.*got 'many'"),
         (("draws: 1000", "drawz: 1000"), "montecarlo.drawz: Extra inputs"),
         (("at: 0.95", "at: 95"), "hot_node.at"),
         (("seed: 0", "seed: yes"), r"seed: .*got 'yes'"),
         (("seed: 0", "seed: ["), "not valid YAML"),
+        (("seed: 0", "seed: !!int abc"), "not valid YAML"),
+        (("seed: 0", "seed: " + 3000 * "[" + 3000 * "]"), "not valid YAML"),
+        (("# Parameters", "%YAML 1.1\n---\n# Parameters"), "YAML directives are not read"),
+        (("round_s: 300.0", "round_s: .inf"), "scheduling.round_s: .*finite"),
     ],
 )
 def test_wrong_parameters_are_refused_in_one_line(folder, change, message):
@@ -92,17 +96,21 @@ def test_equal_results_give_equal_bytes(folder):
 
 def test_what_fails_leaves_the_earlier_result(folder):
     save_all("out/a")
-    before = (folder / "out/a.pdf").read_bytes()
+    before = {p.name: p.read_bytes() for p in (folder / "out").iterdir()}
 
     class Broken:
         def savefig(self, path, **kwargs):
             path.write_bytes(b"half")
             raise OSError("disk full")
 
+    other = example() + 1
+    other["step_time"].attrs = example()["step_time"].attrs
+    other.attrs = example().attrs
     with pytest.raises(OSError, match="disk full"):
-        study.save("out/a", example(), figure=Broken())
-    assert (folder / "out/a.pdf").read_bytes() == before
-    assert not [p for p in (folder / "out").iterdir() if "partial" in p.name]
+        study.save("out/a", other, metrics={"p95": 2.0}, figure=Broken())
+    with pytest.raises(TypeError):
+        study.save("out/a", other, metrics={"p95": object()})
+    assert {p.name: p.read_bytes() for p in (folder / "out").iterdir()} == before
 
 
 def test_messages_name_files_as_the_user_does(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 
 from prism import schema, stats, traces
 from prism.montecarlo import simulate
-from prism.signature import Category
 from prism.traces import TraceError, build_graph, fit_pools, observe, read_trace, replay
 
 
@@ -28,16 +28,33 @@ def test_replay_returns_measured_step_times_against_published(straggler_trace):
     assert np.all(without.replayed <= with_gaps.replayed)
 
 
-def test_replay_needs_the_edges_negative_control(straggler_trace):
-    """With one kind of dependency left out the replay is off: the test above can fail."""
-    trace = read_trace(straggler_trace)
+@pytest.mark.parametrize("into", ["forward-compute", "forward-send-recv", "optimizer"])
+def test_replay_without_an_edge_is_early_negative_control(prism_data, into):
+    """Leave out the dependencies of one kind of op: the check above fails. Without gaps, that is:
+    with them the wait has become a gap, and the replay cannot tell."""
+    trace = read_trace(prism_data / "traces/straggler_analysis/trace-ST.parquet")
+    graph = build_graph(trace)
+    dag = graph.dag
+    owner = np.repeat(np.arange(dag.n_ops), np.diff(dag.pred_ptr))
+    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
+    kept = kinds[owner] != into
+    counts = np.bincount(owner[kept], minlength=dag.n_ops)
+    cut = dataclasses.replace(
+        dag, pred=dag.pred[kept], pred_ptr=np.concatenate([[0], np.cumsum(counts)])
+    )
+    observed = observe(trace, dataclasses.replace(graph, dag=cut))
+    assert np.max(np.abs(replay(observed, cut, gaps=False).relative_error)) > 0.021
+    assert np.max(np.abs(replay(observed, cut).relative_error)) < 0.001
+
+
+def test_replay_with_a_wrong_edge_is_late_negative_control(prism_data):
+    """Let the first all-gather wait for the last optimizer of its rank's predecessor in time."""
+    trace = read_trace(prism_data / "traces/straggler_analysis/trace-ST.parquet")
     graph = build_graph(trace)
     observed = observe(trace, graph)
-    transfers = np.array([s.category == Category.POINT_TO_POINT for s in graph.dag.signatures])
-    longer = observed.copy(deep=True)
-    longer["duration"][:, transfers[graph.dag.signature]] += 0.05
-    error = replay(longer, graph.dag).relative_error
-    assert np.min(error) > 0.01
+    late = observed.copy(deep=True)
+    late["gap"][:, graph.dag.n_ops // 2] += 0.5
+    assert np.max(replay(late, graph.dag).relative_error) > 0.01
 
 
 def test_measured_quantiles_against_published(straggler_trace):
@@ -175,11 +192,17 @@ def with_value(table, column, value):
     ("damage", "message"),
     [
         (lambda t: t.drop(columns="seq_id"), "columns seq_id are missing"),
-        (lambda t: t.iloc[:0], "holds no ops"),
-        (lambda t: with_value(t, "duration", -1.0), "row 3: duration is -1"),
-        (lambda t: with_value(t, "start_ts", np.nan), "row 3: start_ts is nan"),
-        (lambda t: with_value(t, "duration", np.inf), "row 3: duration is inf"),
-        (lambda t: t.assign(duration=t.duration.astype(str)), "column duration holds"),
+        (lambda t: t.iloc[:0], "holds no rows"),
+        (lambda t: with_value(t, "duration", -1.0), "duration must be a number >= 0, 1 rows are not .*row 4"),
+        (lambda t: with_value(t, "start_ts", np.nan), "start_ts must be a number"),
+        (lambda t: with_value(t, "duration", np.inf), "duration must be a number"),
+        (lambda t: t.assign(duration="long"), "duration must be a number >= 0, 60 rows"),
+        (lambda t: t.assign(step=t.step / 2), "step must be a whole number"),
+        (lambda t: t.assign(start_ts=t.start_ts + 1.7e9), "seconds from the start of the step"),
+        (lambda t: t.assign(rank=t["rank"] * 60_000_000), "rank goes up to"),
+        (lambda t: t.assign(duration=pd.to_timedelta(t.duration, unit="s")), "holds timedelta"),
+        (lambda t: t[~t.optype.str.contains("send|recv")], "stage 0 and stage 1"),
+        (lambda t: t[t.optype.str.contains("compute") | (t.optype == "optimizer")], "communicates with none"),
         (lambda t: t.assign(mc=1), "2 model chunks"),
         (lambda t: drop(t, optype="forward-send", seq_id=1), "1 of 2 members"),
         (lambda t: drop(t, optype="embedding-grads-all-reduce", stage=1), "1 of 2 members"),
@@ -201,7 +224,7 @@ def test_what_is_no_trace_is_refused(tmp_path):
         read_trace(tmp_path / "none.parquet")
     junk = tmp_path / "junk.parquet"
     junk.write_bytes(b"PAR1 not really")
-    with pytest.raises(TraceError, match="not readable as parquet"):
+    with pytest.raises(TraceError, match=r"junk\.parquet: not readable as"):
         read_trace(junk)
     with pytest.raises(TraceError, match=r"not a \.parquet file"):
         read_trace(_text(tmp_path))

@@ -8,7 +8,10 @@ from statistical import assert_share_close
 
 from prism import validation, workload
 from prism.context import read_context
+from prism.model import StepModel
+from prism.montecarlo import simulate
 from prism.pools import LogNormal
+from prism.traces import fit_pools
 from prism.validation import ValidationError, compare, require
 
 
@@ -33,21 +36,32 @@ def test_errors_against_theory():
         1.5 / 1.95 - 1
     )
     # a constant covers what lies below it, and at the median its KS distance is one half
+    assert np.isnan(found.ks_noise_floor.sel(scenario="mean only"))
     assert found.coverage.sel(scenario="mean only") == pytest.approx(0.5, abs=0.002)
     assert found.ks_distance.sel(scenario="mean only") == pytest.approx(0.5, abs=0.001)
 
 
-def test_coverage_interval_holds_the_truth_at_its_nominal_rate():
-    rng = np.random.default_rng(1)
-    predicted = LogNormal(0.0, 0.3).quantile((np.arange(20_000) + 0.5) / 20_000)
+def test_errors_carry_the_uncertainty_of_the_measured_quantile():
+    """The interval of the p95 error covers the error against the true p95 at its nominal rate."""
+    rng = np.random.default_rng(4)
+    truth, predicted = (
+        LogNormal(0.0, 0.3),
+        1.1 * LogNormal(0.0, 0.3).quantile(np.arange(0.0005, 1, 0.001)),
+    )
+    exact = np.quantile(predicted, 0.5) / float(truth.quantile(0.5)) - 1
     hits = 0
-    for _ in range(300):
-        _, low, high = 0, *validation._coverage_interval(
-            rng.lognormal(0.0, 0.3, 60), float(np.quantile(predicted, 0.95)), 0.9
-        )  # fmt: skip
-        hits += low <= 0.95 <= high
-    # Clopper-Pearson covers at least its level
-    assert hits / 300 >= 0.9 - 4.5 * np.sqrt(0.09 / 300)
+    for i in range(150):
+        found = compare(predicted, rng.lognormal(0.0, 0.3, 100), resamples=300, seed=i)
+        low, high = found.relative_error_interval.sel(scenario="predicted", quantile=0.5).values
+        hits += low <= exact <= high
+    assert hits / 150 >= 0.95 - 4.5 * np.sqrt(0.0475 / 150)
+
+
+def test_a_synthetic_comparison_says_so():
+    assert (
+        compare(np.ones(9) + np.arange(9), np.arange(1.0, 9.0), source="synthetic").source
+        == "synthetic"
+    )
 
 
 def test_ks_interval_lies_around_the_distance():
@@ -57,6 +71,15 @@ def test_ks_interval_lies_around_the_distance():
     # the truth: 2 Phi(0.4) - 1
     assert low < 0.3108 < high
     assert low < float(found.ks_distance[0]) < high
+
+
+def test_recording_and_prediction_are_independent(root):
+    """A recording made with the seed of the prediction must not share its random numbers."""
+    dag, observed = steps(root, 0.0, n=200)
+    model = StepModel(dag, fit_pools(dag, observed.isel(step=slice(0, None, 2))))
+    predicted = simulate(model, 200, seed=3).step_time.values
+    r = np.corrcoef(predicted, observed.step_time)[0, 1]
+    assert abs(r) < 4.5 / np.sqrt(200)
 
 
 def steps(root, step_cv, n=400):

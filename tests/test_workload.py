@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from scipy import stats
 
 from prism import schedules, workload
 from prism.context import Context, Link, Parallelism, Topology, Workload, read_context
@@ -88,11 +89,12 @@ def test_ring_all_reduce_against_theory():
 def test_dag_has_every_op_once():
     dag = workload.build_dag(context(pp=4, dp=3, microbatches=5))
     names = [dag.signatures[s].op for s in dag.signature]
-    assert names.count("forward-compute") == names.count("backward-compute") == 4 * 3 * 5
-    assert names.count("send-recv") == 2 * 3 * 3 * 5
-    assert names.count("all_reduce") == 4
-    assert names.count("optimizer") == 12
+    assert names.count("forward-compute") == names.count("backward-compute") == 4 * 5
+    assert names.count("send-recv") == 2 * 3 * 5
+    assert names.count("all_reduce") == names.count("optimizer") == 4
     assert np.unique(dag.key).size == dag.n_ops
+    written_out = dag.unroll()
+    assert written_out.n_ops == 3 * (20 + 20 + 30 + 4) + 4
 
 
 def test_variability_keeps_the_analytic_mean():
@@ -110,7 +112,7 @@ def test_synthetic_steps_share_a_factor():
     alone = workload.synthetic_steps(model, 400, step_cv=0.0, seed=1)
     assert coupled.source == "synthetic"
     assert float(coupled.step_time.std()) > 5 * float(alone.step_time.std())
-    np.testing.assert_array_equal(alone.step_time, simulate(model, 400, seed=1).step_time)
+    assert stats.ks_2samp(alone.step_time, simulate(model, 4000).step_time).pvalue > 1e-3
 
 
 def test_degrees_must_multiply_up():

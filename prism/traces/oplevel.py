@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from prism.dag import DagBuilder, WorkloadDAG
 from prism.signature import Signature
@@ -97,9 +99,32 @@ def build_graph(trace: xr.Dataset, *, gpus_per_node: int = 8) -> TraceGraph:
     for rank, own in _by_rank(records).items():
         for op, after in _dependencies(rank, own, op_of):
             builder.wait(op, after)
-    nodes = [rank // gpus_per_node for rank in range(max(node) + 1)]
+    nodes = np.arange(max(node) + 1) // gpus_per_node
     dag = builder.build(nodes)
+    _check_connected(dag, sorted(node))
     return TraceGraph(dag, builder.placed[numbers])
+
+
+def _check_connected(dag: WorkloadDAG, ranks: list[int]) -> None:
+    """Ranks of one job meet, directly or through others, and stages meet their neighbours."""
+    first = dag.member[dag.member_ptr[:-1]].repeat(np.diff(dag.member_ptr))
+    size = int(max(ranks)) + 1
+    met = coo_array((np.ones(first.size), (first, dag.member)), shape=(size, size))
+    _, component = connected_components(met, directed=False)
+    apart = [r for r in ranks if component[r] != component[ranks[0]]]
+    if apart:
+        raise TraceError(
+            f"rank {apart[0]} ({len(apart)} of {len(ranks)} ranks) communicates with none of the ranks "
+            f"around rank {ranks[0]}: communication ops are missing from the trace"
+        )
+    stages = {int(s) for s in dag.stage[dag.stage >= 0]}
+    links = {s.shape for s in dag.signatures if s.role == "pp"}
+    for a, b in itertools.pairwise(sorted(stages)):
+        if not {f"stage {a}->{b}", f"stage {b}->{a}"} <= links:
+            raise TraceError(
+                f"no transfers both ways between stage {a} and stage {b}: sends and receives are "
+                "missing from the trace"
+            )
 
 
 def _records(trace: xr.Dataset) -> list[_Record]:

@@ -15,10 +15,14 @@ import pandas as pd
 import xarray as xr
 
 from prism import schema
+from prism.tables import TableError, labels, numbers, read_table, require_columns
 
 COLUMNS = (
     "dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id",
 )  # fmt: skip
+INTEGERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
+HIGHEST_RANK = 1 << 22
+LONGEST_STEP = 1e7
 
 
 class TraceError(ValueError):
@@ -61,52 +65,34 @@ def read_trace(paths: str | Path | Sequence[str | Path]) -> xr.Dataset:
 
 
 def _read_table(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise TraceError(f"{path}: no such file")
-    if path.suffix != ".parquet":
+    if path.is_file() and path.suffix != ".parquet":
         raise TraceError(
             f"{path}: not a .parquet file; op-level parquet is the one trace format read so far"
         )
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as missing:
+        table = read_table(path)
+        require_columns(table, COLUMNS, path)
+        out = {"optype": labels(table, "optype", path)}
+        for column in COLUMNS:
+            if column != "optype":
+                whole = column not in ("start_ts", "duration")
+                least = -1 if column in ("mb_id", "mc") else 0
+                out[column] = numbers(table, column, path, least=least, whole=whole)
+    except TableError as fault:
+        raise TraceError(str(fault)) from fault
+    checked = pd.DataFrame(out).astype(dict.fromkeys(INTEGERS, np.int64))
+    for column, limit in (("rank", HIGHEST_RANK), ("start_ts", LONGEST_STEP)):
+        if checked[column].max() > limit:
+            raise TraceError(
+                f"{path}: {column} goes up to {checked[column].max():g}, over {limit:g}; start_ts counts "
+                "seconds from the start of the step, ranks from 0"
+            )
+    if checked["mc"].max() > 0:
         raise TraceError(
-            f"{path}: reading parquet needs pyarrow; install prism-runtime[parquet]"
-        ) from missing
-    try:
-        table = pyarrow.parquet.read_table(path).to_pandas()
-    except (pyarrow.ArrowException, OSError, ValueError) as fault:
-        raise TraceError(f"{path}: not readable as parquet: {_first_line(fault)}") from fault
-    absent = [c for c in COLUMNS if c not in table]
-    if absent:
-        raise TraceError(
-            f"{path}: columns {', '.join(absent)} are missing; needs {', '.join(COLUMNS)}"
-        )
-    if table.empty:
-        raise TraceError(f"{path}: holds no ops")
-    return _checked(table[list(COLUMNS)], path)
-
-
-def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    table = table.astype({"optype": str})
-    for column in COLUMNS:
-        if column == "optype":
-            continue
-        if not pd.api.types.is_numeric_dtype(table[column]):
-            raise TraceError(f"{path}: column {column} holds {table[column].dtype}, needs numbers")
-        values = table[column].to_numpy(np.float64)
-        lowest = -1 if column in ("mb_id", "mc") else 0
-        bad = ~np.isfinite(values) | (values < lowest)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise TraceError(f"{path}: row {row}: {column} is {values[row]:g}, needs >= {lowest}")
-    if table["mc"].max() > 0:
-        raise TraceError(
-            f"{path}: {int(table['mc'].max()) + 1} model chunks per stage (interleaved pipeline) are "
+            f"{path}: {int(checked['mc'].max()) + 1} model chunks per stage (interleaved pipeline) are "
             "not supported yet"
         )
-    return table
+    return checked
 
 
 def _to_dataset(table: pd.DataFrame, name: str) -> xr.Dataset:
@@ -155,7 +141,3 @@ def _to_dataset(table: pd.DataFrame, name: str) -> xr.Dataset:
 
 def _where(row: pd.Series) -> str:
     return f"{row.optype} {row.seq_id} on rank {row['rank']}"
-
-
-def _first_line(fault: Exception) -> str:
-    return str(fault).splitlines()[0] if str(fault) else type(fault).__name__

@@ -80,6 +80,10 @@ def check_ops(observed: xr.Dataset, dag: WorkloadDAG) -> None:
 def replay(observed: xr.Dataset, dag: WorkloadDAG, *, gaps: bool = True) -> xr.Dataset:
     """Step times from the graph with each step's own durations: is the graph right?
 
+    Two questions. With gaps: is there a dependency that the measured step did not obey? It would push
+    ops later; a dependency that is *missing* cannot show, since its wait is in the gap. Without gaps:
+    do the known dependencies explain when ops start? What is missing makes the replay early.
+
     Parameters
     ----------
     observed : Dataset of `observe`
