@@ -126,7 +126,7 @@ def ks_interval(x, y, *, confidence: float = 0.95, block: int = 1) -> tuple[floa
     Parameters
     ----------
     x : array (n,)
-        Independent values (draws).
+        Independent values (draws). A single one is a constant, known exactly.
     y : array (m,)
         Values in order of time; m is replaced by `effective_size` over lags below `block`.
     block : int
@@ -134,7 +134,8 @@ def ks_interval(x, y, *, confidence: float = 0.95, block: int = 1) -> tuple[floa
     """
     x, y = independent(x), independent(y)
     k = stats.kstwobign.ppf(confidence)
-    half = float(k * math.sqrt(1 / x.size + 1 / effective_size(y, block)))
+    by_draws = 1 / x.size if x.size > 1 else 0.0
+    half = float(k * math.sqrt(by_draws + 1 / effective_size(y, block)))
     d = ks_distance(x, y)
     return max(0.0, d - half), min(1.0, d + half)
 
