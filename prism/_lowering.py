@@ -211,7 +211,7 @@ class _SharedRows:
             return (), dag.node_of_rank[dag.rank[op], replica]
         if dag.microbatch[op] < 0:
             return None
-        return (int(dag.microbatch[op]),), replica
+        return (int(dag.microbatch[op]),), replica if dag.lanes > 1 else dag.dp[op : op + 1]
 
     def _row(self, key: tuple, lanes: np.ndarray, stays: bool) -> int:
         # rows of one key may differ in their lanes (nodes of different ranks, unrolled replicas)

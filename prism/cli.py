@@ -11,7 +11,6 @@ import numpy as np
 import xarray as xr
 
 from prism import traces
-from prism.model import StepModel
 from prism.montecarlo import simulate
 from prism.stats import guarantee
 from prism.tables import one_line
@@ -42,9 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     sim = commands.add_parser(
         "simulate",
         help="distribution of step time from measured steps",
-        description="Fit duration pools to the ops of traced steps, draw steps, and print p5, p50, p95 "
-        "and a guarantee. Ops are drawn independently and idle gaps are left out; the measured "
-        "figures are printed beside the simulated ones, so that you see what that costs.",
+        description="Fit duration pools and their coupling to the ops of traced steps, draw steps, and "
+        "print p5, p50, p95 and a guarantee. Idle gaps are left out; the measured figures are printed "
+        "beside the simulated ones, so that you see what that costs.",
     )
     sim.add_argument("trace", nargs="+", help="op-level parquet files of one job")
     sim.add_argument("--draws", type=int, default=1000, help="simulated steps (default 1000)")
@@ -61,7 +60,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     trace = traces.read_trace(arguments.trace)
     graph = traces.build_graph(trace, gpus_per_node=arguments.gpus_per_node)
     observed = traces.observe(trace, graph)
-    model = StepModel(graph.dag, traces.fit_pools(graph.dag, observed), source="measured")
+    model = traces.fit_model(graph.dag, observed)
     runs = simulate(model, arguments.draws, seed=arguments.seed)
     worst = {
         name: float(np.abs(traces.replay(observed, graph.dag, gaps=gaps)["relative_error"]).max())
@@ -105,7 +104,7 @@ def _text(s: dict) -> str:
     return "\n".join(
         [
             f"step time (s)      p5        p50        p95   ({s['ops']} ops a step)",
-            row("simulated", s["simulated"]) + f"   ({s['draws']} independent draws)",
+            row("simulated", s["simulated"]) + f"   ({s['draws']} draws)",
             row("measured", s["measured"]) + f"   ({s['steps']} steps)",
             f"replay     off by {s['replay_largest_error']['with_gaps']:.2%} at most with idle gaps, "
             f"{s['replay_largest_error']['without_gaps']:.2%} without: "

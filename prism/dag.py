@@ -45,6 +45,9 @@ class WorkloadDAG:
         Row of `leaders` by which the op joins replicas; 0 for an op within a replica.
     replica : ndarray (op,), int32
         0 in a template; after `unroll`, the replica (of a joining op, the leader of its group).
+    dp : ndarray (op,), int32
+        Data-parallel index, which tells microbatches of one number apart: as `replica`, except in a
+        graph that was written out from the start, where replicas need not be alike.
     lanes : int
         Replicas that each op of the graph stands for: all of them in a template, else 1.
 
@@ -71,6 +74,7 @@ class WorkloadDAG:
     leaders: np.ndarray
     grouping: np.ndarray
     replica: np.ndarray
+    dp: np.ndarray
     lanes: int
 
     def __post_init__(self) -> None:
@@ -185,7 +189,7 @@ class WorkloadDAG:
         at = {copy: i for i, copy in enumerate(copies)}
         op = np.array([c[0] for c in copies])
         columns = {name: getattr(self, name)[op] for name in PER_OP}
-        columns["replica"] = np.array([c[1] for c in copies], np.int32)
+        columns["replica"] = columns["dp"] = np.array([c[1] for c in copies], np.int32)
         preds = [self._preds_of_copy(o, r, at) for o, r in copies]
         members = [self.member[self.member_ptr[o] : self.member_ptr[o + 1]] for o in op]
         return replace(
@@ -214,7 +218,7 @@ class WorkloadDAG:
 
 #: attributes with one value an op
 PER_OP = (
-    "signature", "site", "position", "stage", "microbatch", "rank", "key", "grouping", "replica",
+    "signature", "site", "position", "stage", "microbatch", "rank", "key", "grouping", "replica", "dp",
 )  # fmt: skip
 
 
@@ -270,6 +274,7 @@ class DagBuilder:
         stage: int = -1,
         microbatch: int = -1,
         position: int = -1,
+        dp: int = 0,
         joins: str | None = None,
         after: Iterable[int] = (),
     ) -> int:
@@ -287,7 +292,7 @@ class DagBuilder:
         number = len(self._ops)
         where = site if site is not None else f"rank {','.join(map(str, ranks))}"
         grouping = self._grouping[joins] if self.replicas > 1 else 0
-        self._ops.append((signature, where, ranks, stage, microbatch, position, grouping))
+        self._ops.append((signature, where, ranks, stage, microbatch, position, grouping, dp))
         self._edges += [(a, number) for a in after]
         return number
 
@@ -319,7 +324,7 @@ class DagBuilder:
         self.placed = new
         pred_ptr, pred = _csr(n, new[dst], new[src])
         ops = [self._ops[i] for i in order]
-        signature, site, ranks, stage, microbatch, position, grouping = zip(*ops, strict=True)
+        signature, site, ranks, stage, microbatch, position, grouping, dp = zip(*ops, strict=True)
         signatures, signature_index = _codes(signature)
         sites, site_index = _codes(site)
         nodes = np.array(node_of_rank, np.int32).reshape(-1, self.replicas)
@@ -344,6 +349,7 @@ class DagBuilder:
             leaders=self._leaders,
             grouping=np.array(grouping, np.int32),
             replica=np.zeros(n, np.int32),
+            dp=np.array(dp, np.int32),
             lanes=self.replicas,
         )
 

@@ -19,7 +19,7 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
-    " component"
+    " component level"
     # not observations but the arrays of a stored model
     " edge member site field pool base parameter sample_index replica grouping".split()
 )
@@ -35,6 +35,13 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "exposed_time": ("s", "time on the longest path"),
     "busy_time": ("s", "sum of durations over all ops and replicas"),
     "criticality": ("1", "share of draws whose longest path holds the op"),
+    "variance_share": ("1", "share of the variance of normal scores"),
+    "standard_error": ("1", "standard error of variance_share"),
+    "tail_dependence": ("1", "P(second series in its upper tail | first is)"),
+    "gaussian_tail_dependence": ("1", "tail_dependence of Gaussian scores of the same correlation"),
+    "p_value": ("1", "of the difference"),
+    "event_probability": ("1", "share of steps that the joint event strikes"),
+    "event_probability_interval": ("1", "binomial interval of event_probability"),
     "jct": ("s", "job completion time, finish minus submission"),
     "submit": ("s", "time of submission"),
     "finish": ("s", "time of completion"),
@@ -93,6 +100,7 @@ VARIABLES |= {
         "key",
         "grouping",
         "replica",
+        "dp",
     )
 }
 VARIABLES |= {

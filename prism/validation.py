@@ -6,10 +6,10 @@ import numpy as np
 import xarray as xr
 
 from prism import schema, stats
+from prism.coupling import Coupling
 from prism.dag import WorkloadDAG
-from prism.model import StepModel
 from prism.montecarlo import simulate
-from prism.traces import fit_pools
+from prism.traces import fit_model
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -127,7 +127,7 @@ def validate_steps(
     block: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Fit pools to measured steps, simulate, and compare: in sample and on held-out steps.
+    """Fit a model to measured steps, simulate, and compare: in sample and on held-out steps.
 
     ``in sample`` fits and compares on all steps, as the PRISM paper does; ``held out`` fits on every
     second step and compares with the others, which is the honest figure. Machine speed drifts, so
@@ -144,7 +144,8 @@ def validate_steps(
     Returns
     -------
     Dataset
-        As `compare`, scenarios ``in sample``, ``held out`` and each with ``, means only``;
+        As `compare`, scenarios ``in sample`` and ``held out``, each also with ``, independent`` (the same
+        pools without coupling) and ``, means only`` (every op at its mean);
         ``step_time(draw)`` of the in-sample model beside it, seconds.
 
     Raises
@@ -159,22 +160,23 @@ def validate_steps(
     source = "synthetic" if observed.attrs["source"] == "synthetic" else "simulated"
     rows, step_time, pools = [], None, {}
     for label, fit, test in (("in sample", every, every), ("held out", even, odd)):
-        model = StepModel(
-            dag, fit_pools(dag, observed.isel(step=fit)), source=observed.attrs["source"]
-        )
+        model = fit_model(dag, observed.isel(step=fit))
         predicted = simulate(model, draws, seed=seed)
         step_time = predicted["step_time"] if step_time is None else step_time
-        mean_only = float(simulate(model.at_mean, 1)["step_time"][0])
-        row = compare(
-            predicted["step_time"],
-            observed["step_time"].isel(step=test),
-            mean_only=mean_only,
-            block=block,
-            seed=seed,
-            source=source,
-        )
+        uncoupled = model.replace(coupling=Coupling.independent())
+        versions = {
+            label: predicted["step_time"].values,
+            f"{label}, independent": simulate(uncoupled, draws, seed=seed)["step_time"].values,
+            f"{label}, means only": simulate(model.at_mean, 1)["step_time"].values,
+        }
+        measured = observed["step_time"].isel(step=test)
+        rows += [
+            compare(x, measured, block=block, seed=seed, source=source).assign_coords(
+                scenario=[name]
+            )
+            for name, x in versions.items()
+        ]
         pools[label] = len(model.pools)
-        rows.append(row.assign_coords(scenario=[label, f"{label}, means only"]))
     both = xr.concat(rows, dim="scenario")
     return schema.dataset(
         {

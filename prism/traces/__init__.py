@@ -2,18 +2,22 @@
 
 `read_trace` makes one Dataset of op records, `build_graph` finds what waits for what, `observe`
 separates durations from waiting, `replay` checks the two against the measured step times, and
-`model_from_trace` puts pools on the graph.
+`model_from_trace` puts pools and their coupling on the graph.
 """
 
-from prism.traces.fitting import fit_pools, model_from_trace
+from prism.traces.dependence import CouplingFit, fit_coupling
+from prism.traces.fitting import fit_model, fit_pools, model_from_trace
 from prism.traces.oplevel import TraceGraph, build_graph
 from prism.traces.reading import TraceError, read_trace
 from prism.traces.steps import observe, replay
 
 __all__ = [
+    "CouplingFit",
     "TraceError",
     "TraceGraph",
     "build_graph",
+    "fit_coupling",
+    "fit_model",
     "fit_pools",
     "model_from_trace",
     "observe",

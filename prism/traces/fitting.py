@@ -8,14 +8,17 @@ import numpy as np
 import xarray as xr
 
 from prism import pools
+from prism.coupling import Coupling
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
 from prism.pools import DurationPool
 from prism.signature import PoolKey
+from prism.traces.dependence import fit_coupling
 from prism.traces.oplevel import build_graph
 from prism.traces.steps import check_ops, observe
 
 MIN_SAMPLES = 10
+MIN_STEPS = 20
 
 
 def fit_pools(
@@ -64,11 +67,10 @@ def model_from_trace(
     family: str = "empirical",
     min_samples: int = MIN_SAMPLES,
 ) -> StepModel:
-    """The step model of a trace: graph and pools.
+    """The step model of a trace: graph, pools and coupling.
 
     Idle gaps are left out: some are launch overhead and some are waits on what the graph does not
     have, and drawing the second kind counts them twice. `replay` without gaps says what that costs.
-    Ops are drawn independently, which real steps are not: compare before you believe.
 
     Parameters
     ----------
@@ -86,5 +88,25 @@ def model_from_trace(
         As `build_graph`.
     """
     graph = build_graph(trace, gpus_per_node=gpus_per_node)
-    fitted = fit_pools(graph.dag, observe(trace, graph), family=family, min_samples=min_samples)
-    return StepModel(graph.dag, fitted, source=trace.attrs["source"])
+    return fit_model(graph.dag, observe(trace, graph), family=family, min_samples=min_samples)
+
+
+def fit_model(
+    dag: WorkloadDAG,
+    observed: xr.Dataset,
+    *,
+    family: str = "empirical",
+    min_samples: int = MIN_SAMPLES,
+) -> StepModel:
+    """The step model of a graph and its measured steps: pools, and coupling if there are enough steps.
+
+    With fewer than `MIN_STEPS` steps ops are taken as independent, since dependence cannot be seen.
+
+    Returns
+    -------
+    StepModel
+    """
+    fitted = fit_pools(dag, observed, family=family, min_samples=min_samples)
+    enough = observed.sizes["step"] >= MIN_STEPS
+    coupling = fit_coupling(dag, observed, fitted).coupling if enough else Coupling.independent()
+    return StepModel(dag, fitted, coupling, source=observed.attrs["source"])

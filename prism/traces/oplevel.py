@@ -211,6 +211,7 @@ def _add(builder: DagBuilder, name: str, members: list[_Record], node: dict[int,
         site=link,
         stage=r.stage if len(stages) == 1 else -1,
         microbatch=r.microbatch,
+        dp=r.dp,
         position=r.seq if role == "pp" or name in (FORWARD, BACKWARD) else -1,
     )
 

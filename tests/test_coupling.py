@@ -1,0 +1,315 @@
+"""Coupling: marginals stay, planted loadings come back, jobs differ from steps, events strike together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import keyed
+from processes import COMPUTE, EVENT, TRANSFER, pipeline, record
+from scipy import stats
+
+from prism import montecarlo, traces
+from prism import stats as estimates
+from prism.coupling import Coupling, Loading
+from prism.dag import DagBuilder
+from prism.model import StepModel
+from prism.montecarlo import simulate
+from prism.pools import Empirical, Gamma, LogNormal, Normal
+from prism.signature import PoolKey, Signature
+
+FOUR = {"step": 0.4, "node": -0.3, "rank": Loading(0.3, 0.4), "microbatch": 0.5}
+
+
+def side_by_side(ranks=4, microbatches=3, **options):
+    """Ops of one kind on several ranks and microbatches, and one of another kind."""
+    b = DagBuilder(**options)
+    for r in range(ranks):
+        for m in range(microbatches):
+            b.add(Signature("op"), [r], microbatch=m, position=m)
+    b.add(Signature("other"), [0], microbatch=0)
+    return b
+
+
+def draws_of(model, n=100_000, seed=0):
+    return montecarlo.sample_durations(model, n, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [LogNormal(0.0, 0.4), Gamma(3.0, 0.2), Normal(5.0, 0.5), Empirical(tuple(range(1, 12)))],
+    ids=lambda p: p.family,
+)
+@pytest.mark.parametrize("events", [{}, {"op": 0.07}], ids=["scores", "event"])
+def test_marginals_are_the_pools_for_any_loadings_invariant(pool, events):
+    dag = side_by_side().build([0, 0, 1, 1])
+    pools = {PoolKey(Signature("op")): pool, PoolKey(Signature("other")): pool}
+    model = StepModel(dag, pools, Coupling({"op": FOUR}, events))
+    for x in draws_of(model, 200_000)[[0, 7]]:
+        if isinstance(pool, Empirical):
+            values, counts = np.unique(x, return_counts=True)
+            assert tuple(values) == pool.samples
+            assert stats.chisquare(counts).pvalue > 1e-4
+        else:
+            assert stats.kstest(x, pool.frozen.cdf).pvalue > 1e-4
+
+
+def test_correlations_are_the_planted_ones_against_theory():
+    dag = side_by_side().build([0, 0, 1, 1])
+    pool = Normal(10.0, 1.0)
+    coupling = Coupling({"op": FOUR, "other": {"step": 0.5, "microbatch": 0.6}})
+    model = StepModel(dag, {PoolKey(Signature(k)): pool for k in ("op", "other")}, coupling)
+    n = 200_000
+    r = np.corrcoef(draws_of(model, n))
+    at = {
+        (int(k), int(m), dag.signatures[s].op): i
+        for i, (k, m, s) in enumerate(zip(dag.rank, dag.microbatch, dag.signature, strict=True))
+    }
+    step, node, rank, microbatch = 0.16, 0.09, 0.25, 0.25
+    expected = {
+        ((0, 0, "op"), (3, 1, "op")): step,
+        ((0, 0, "op"), (1, 1, "op")): step + node,
+        ((0, 0, "op"), (0, 1, "op")): step + node + rank,
+        ((0, 0, "op"), (2, 0, "op")): step + microbatch,
+        ((0, 0, "op"), (1, 0, "op")): step + node + microbatch,
+        # another kind loads the shared scores with loadings of its own
+        ((3, 0, "op"), (0, 0, "other")): 0.4 * 0.5 + 0.5 * 0.6,
+        ((3, 1, "op"), (0, 0, "other")): 0.4 * 0.5,
+    }
+    for (a, b), truth in expected.items():
+        assert abs(r[at[a], at[b]] - truth) < 4.5 / np.sqrt(n), (a, b)
+
+
+def test_classes_are_independent():
+    """A congested step is not a hot step."""
+    b = DagBuilder()
+    b.add(Signature("op"), [0])
+    b.add(Signature("wire", role="dp", scope="inter_node"), [0, 1])
+    coupling = Coupling({"op": {"step": 1.0}, "wire": {"step": 1.0}})
+    dag = b.build([0, 1])
+    x = draws_of(StepModel(dag, keyed(dag, [Normal(5.0, 0.5)] * 2), coupling))
+    assert abs(np.corrcoef(x)[0, 1]) < 4.5 / np.sqrt(x.shape[1])
+
+
+def test_independent_coupling_equals_no_coupling_exactly():
+    dag = side_by_side().build([0, 0, 1, 1])
+    pools = {PoolKey(Signature(k)): LogNormal(0.0, 0.4) for k in ("op", "other")}
+    plain = simulate(StepModel(dag, pools), 500).step_time.values
+    for coupling in (Coupling.independent(), Coupling({"op": {"step": 0.0}})):
+        np.testing.assert_array_equal(
+            simulate(StepModel(dag, pools, coupling), 500).step_time, plain
+        )
+
+
+def test_jobs_keep_what_is_persistent_against_theory():
+    """One op, persistent share 0.64: steps of a job correlate at 0.64, jobs do not."""
+    b = DagBuilder()
+    b.add(Signature("op"), [0])
+    dag = b.build([0])
+    pool = {PoolKey(Signature("op")): Normal(10.0, 1.0)}
+    model = StepModel(dag, pool, Coupling({"op": {"rank": Loading(0.0, 0.8), "step": 0.3}}))
+    x = simulate(model, 2, jobs=40_000).step_time
+    assert x.dims == ("job", "draw")
+    r = np.corrcoef(x.values.T)[0, 1]
+    assert abs(r - 0.64) < 4.5 * (1 - 0.64**2) / np.sqrt(40_000)
+    redrawn = simulate(model, 40_000).step_time.values
+    assert abs(np.corrcoef(redrawn[1:], redrawn[:-1])[0, 1]) < 4.5 / np.sqrt(40_000)
+    assert stats.kstest(redrawn, stats.norm(10, 1).cdf).pvalue > 1e-4
+
+
+def test_dependent_draws_are_refused_and_would_undercover():
+    """With 80 % persistent variance a bound that pools 20 jobs of 50 draws covers far less than 95 %."""
+    b = DagBuilder()
+    b.add(Signature("op"), [0])
+    pool = {PoolKey(Signature("op")): Normal(10.0, 1.0)}
+    model = StepModel(b.build([0]), pool, Coupling({"op": {"rank": Loading(0.0, np.sqrt(0.8))}}))
+    x = simulate(model, 50, jobs=20 * 300).step_time
+    with pytest.raises(ValueError, match="several draws of one job are dependent"):
+        estimates.guarantee(x)
+    truth = stats.norm(10, 1).ppf(0.95)
+    pooled = [estimates.guarantee(part.ravel()) >= truth for part in np.split(x.values, 300)]
+    assert np.mean(pooled) < 0.75
+    apart = simulate(model, 1000 * 300, seed=1).step_time.values
+    honest = [estimates.guarantee(part) >= truth for part in np.split(apart, 300)]
+    assert np.mean(honest) > 0.95 - 4.5 * np.sqrt(0.0475 / 300)
+
+
+def test_events_strike_all_ops_of_a_kind_at_once():
+    dag = side_by_side().build([0, 0, 1, 1])
+    pools = {PoolKey(Signature(k)): LogNormal(0.0, 0.4) for k in ("op", "other")}
+    x = draws_of(StepModel(dag, pools, Coupling(events={"op": 0.05})))
+    slow = x > LogNormal(0.0, 0.4).quantile(0.95)
+    assert np.array_equal(slow[:12].all(axis=0), slow[:12].any(axis=0))
+    assert abs(np.mean(slow[0]) - 0.05) < 4.5 * np.sqrt(0.0475 / x.shape[1])
+
+
+# templates
+
+
+def template(groups=None, replicas=4):
+    """Two stages, a reduction over groups of replicas and one over all."""
+    b = DagBuilder(replicas=replicas, groups=groups or {})
+    for m in range(2):
+        first = b.add(Signature("op"), [0], microbatch=m, position=m)
+        b.add(Signature("op"), [1], microbatch=m, position=m, after=[first])
+    inner = b.add(
+        Signature("inner", role="dp"), [1], joins=next(iter(groups or {"all": 0})), after=[2, 3]
+    )
+    outer = b.add(
+        Signature("outer", role="dp", scope="inter_node"), [0, 1], joins="all", after=[inner]
+    )
+    b.add(Signature("op"), [0], after=[outer, 0])
+    return b.build(np.arange(2 * replicas).reshape(2, replicas) // 2)
+
+
+def modelled(dag):
+    pools = {PoolKey(s): LogNormal(0.1 * i, 0.3) for i, s in enumerate(dag.signatures)}
+    return StepModel(dag, pools, Coupling({"op": FOUR, "outer": {"step": 0.7}}, {"inner": 0.1}))
+
+
+@pytest.mark.parametrize("groups", [None, {"pairs": [0, 0, 2, 2]}, {"strided": [0, 1, 0, 1]}])
+def test_lanes_equal_the_graph_written_out_exactly(groups):
+    model = modelled(template(groups))
+    written_out = model.replace(dag=model.dag.unroll())
+    for options in ({}, {"jobs": 7}):
+        a, b = (simulate(m, 300, seed=5, **options).step_time.values for m in (model, written_out))
+        np.testing.assert_array_equal(a, b)
+    a, b = (simulate(m, 300, paths=True) for m in (model, written_out))
+    np.testing.assert_allclose(a.exposed_time, b.exposed_time, rtol=1e-12)
+    np.testing.assert_allclose(a.busy_time, b.busy_time, rtol=1e-12)
+    np.testing.assert_allclose(a.exposed_time.sum("component"), a.step_time, rtol=1e-12)
+
+
+def test_one_replica_of_many_can_be_hot_exactly():
+    from prism.scenarios import HotNode
+
+    model = modelled(template({"pairs": [0, 0, 2, 2]}))
+    for node in range(4):
+        for mode in ("scale", "pin"):
+            hot = HotNode(node, mode=mode)
+            a = simulate(hot(model), 200).step_time.values
+            b = simulate(hot(model.replace(dag=model.dag.unroll())), 200).step_time.values
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+            assert not np.array_equal(a, simulate(model, 200).step_time.values)
+
+
+def test_replicas_raise_the_step_by_order_statistics_against_theory():
+    """One op joined over r replicas: the maximum of r."""
+    replicas = 64
+    b = DagBuilder(replicas=replicas)
+    first = b.add(Signature("op"), [0])
+    b.add(Signature("end", role="dp"), [0], joins="all", after=[first])
+    dag = b.build(np.arange(replicas)[None])
+    pool = LogNormal(0.0, 0.25)
+    tiny = LogNormal(-30.0, 0.1)
+    model = StepModel(dag, {PoolKey(dag.signatures[0]): pool, PoolKey(dag.signatures[1]): tiny})
+    x = simulate(model, 20_000, seed=3).step_time.values
+    assert stats.kstest(x, lambda t: pool.frozen.cdf(t) ** replicas).pvalue > 1e-4
+
+
+# fitting
+
+
+@pytest.fixture(scope="module")
+def process():
+    return pipeline()
+
+
+def test_planted_loadings_are_recovered(process):
+    """Within 4.5 of their own standard errors, and those are not so wide as to say nothing."""
+    observed = record(process, 400, 1, coupled=True)
+    fit = traces.fit_coupling(process, observed, traces.fit_pools(process, observed))
+    planted = {"forward": COMPUTE, "backward": COMPUTE, "send": TRANSFER, "gap": TRANSFER}
+    for kind, loadings in planted.items():
+        for level in ("step", "rank", "microbatch"):
+            at = {"signature": kind, "level": level, "component": "transient"}
+            share = float(fit.shares.variance_share.sel(at))
+            error = float(fit.shares.standard_error.sel(at))
+            assert abs(share - loadings.get(level, 0.0) ** 2) < 4.5 * error + 0.01, (kind, level)
+            assert error < 0.1
+    assert set(fit.coupling.events) == {"reduce"}
+    low, high = fit.tails.event_probability_interval.sel(signature="reduce").values
+    assert low < EVENT < high
+
+
+def test_no_dependence_is_not_invented_negative_control(process):
+    observed = record(process, 400, 2, coupled=False)
+    fit = traces.fit_coupling(process, observed, traces.fit_pools(process, observed))
+    assert not fit.coupling.events
+    for levels in fit.coupling.loadings.values():
+        assert sum(v.share for v in levels.values()) < 0.1
+
+
+def test_persistent_ranks_are_told_apart():
+    """Ranks of different speed in one pool: persistent; the same speeds in pools of their own: nothing."""
+    b = DagBuilder()
+    for r in range(12):
+        for m in range(4):
+            b.add(Signature("op"), [r], microbatch=m, position=m)
+    dag = b.build(range(12))
+    rng = np.random.default_rng(3)
+    z = 0.8 * rng.standard_normal(12)[dag.rank, None] + 0.6 * rng.standard_normal((dag.n_ops, 200))
+    observed = traces.steps.schema.dataset(
+        {"duration": (("step", "op"), np.exp(0.1 * z).T), "gap": (("step", "op"), 0 * z.T),
+         "step_time": ("step", np.exp(0.1 * z).max(axis=0))},
+        made_by="test", source="synthetic",
+    )  # fmt: skip
+    every = traces.fit_pools(dag, observed)
+    fleet_wide = {k: p for k, p in every.items() if k == k.fleet}
+    found = traces.fit_coupling(dag, observed, fleet_wide).coupling.loadings["op"]["rank"]
+    # one draw of 12 speeds: the share is that of this draw
+    assert found.persistent**2 == pytest.approx(0.64, abs=0.15)
+    assert found.transient**2 < 0.02
+    own = traces.fit_coupling(dag, observed, every).coupling.loadings["op"]
+    assert own.get("rank", Loading()).share < 0.02
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+def test_held_out_steps_are_predicted(process, coupled):
+    """Fitted on 400 steps: KS at most 0.06 against 1000 held-out steps, on average over seeds. Fitted on
+    40: no worse than 1.2 times resampling of whole steps."""
+    distance: dict[int, list[float]] = {400: [], 40: []}
+    whole = []
+    for seed in range(4):
+        for n in distance:
+            every = record(process, n + 1000, 10 + seed, coupled=coupled)
+            train, test = every.isel(step=slice(0, n)), every.step_time.values[n:]
+            model = traces.fit_model(process, train)
+            predicted = simulate(model, 4000, seed=seed).step_time
+            distance[n].append(estimates.ks_distance(predicted, test))
+            if n == 40:
+                whole.append(estimates.ks_distance(train.step_time, test))
+            if coupled and n == 400:
+                alone = simulate(model.replace(coupling=Coupling.independent()), 4000, seed=seed)
+                assert estimates.ks_distance(alone.step_time, test) > 0.15
+    assert np.mean(distance[400]) <= 0.06
+    assert np.mean(distance[40]) <= 1.2 * np.mean(whole)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Coupling({"op": {"planet": 0.5}}), "unknown level planet"),
+        (lambda: Coupling({"op": {"step": 0.9, "rank": 0.9}}), "sum to 1.62, so no correlation"),
+        (lambda: Coupling({"op": {"step": float("nan")}}), "no correlation"),
+        (lambda: Coupling(events={"op": 1.0}), r"must lie in \(0, 1\), got 1.0"),
+        (lambda: DagBuilder(replicas=2, groups={"x": [1, 1]}), "lowest of its group"),
+        (lambda: DagBuilder().add(Signature("a"), [0], joins="x"), "joins 'x'"),
+    ],
+)
+def test_bad_input_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_few_steps_are_refused(process):
+    observed = record(process, 19, 1, coupled=False)
+    with pytest.raises(ValueError, match="at least 20 steps for 10 jackknife blocks, got 19"):
+        traces.fit_coupling(process, observed, {})
+    assert traces.fit_model(process, observed).coupling.is_independent
+
+
+def test_engine_is_compiled_once():
+    """All forms of a model run through one compiled version: a second would cost seconds again."""
+    from prism import _engine
+
+    assert len(_engine.simulate.signatures) == 1
