@@ -4,56 +4,83 @@ Everything random is a `DurationPool`; every question is a `Scenario` or a `Poli
 a Dataset.
 """
 
-from prism.cluster import Checkpoint, Cluster, read_jobs, run_cluster
-from prism.context import Context, Link, Parallelism, Topology, Workload
-from prism.coupling import Coupling, Loading
-from prism.dag import DagBuilder, WorkloadDAG
-from prism.fleet import read_fleet, variability
-from prism.model import StepModel
-from prism.montecarlo import simulate
-from prism.pools import DurationPool, Empirical, Fixed, Gamma, LogNormal, Normal, Scaled, Shifted
-from prism.scenarios import HotNode, sweep
-from prism.signature import PoolKey, Signature
-from prism.stats import guarantee, min_draws
-from prism.traces import model_from_trace, read_trace
-from prism.validation import compare, require
-from prism.workload import model_from_context
+import importlib
+from typing import Any
 
-__all__ = [
-    "Checkpoint",
-    "Cluster",
-    "Context",
-    "Coupling",
-    "DagBuilder",
-    "DurationPool",
-    "Empirical",
-    "Fixed",
-    "Gamma",
-    "HotNode",
-    "Link",
-    "Loading",
-    "LogNormal",
-    "Normal",
-    "Parallelism",
-    "PoolKey",
-    "Scaled",
-    "Shifted",
-    "Signature",
-    "StepModel",
-    "Topology",
-    "Workload",
-    "WorkloadDAG",
-    "compare",
-    "guarantee",
-    "min_draws",
-    "model_from_context",
-    "model_from_trace",
-    "read_fleet",
-    "read_jobs",
-    "read_trace",
-    "require",
-    "run_cluster",
-    "simulate",
-    "sweep",
-    "variability",
-]
+#: where each public name lives; a name is imported when it is first used, since scipy.stats, numba and
+#: xarray together take more than a second
+_HOME = {
+    "prism.cluster": (
+        "Checkpoint",
+        "Cluster",
+        "read_jobs",
+        "run_cluster",
+    ),
+    "prism.context": (
+        "Context",
+        "Link",
+        "Parallelism",
+        "Topology",
+        "Workload",
+    ),
+    "prism.coupling": (
+        "Coupling",
+        "Loading",
+    ),
+    "prism.dag": (
+        "DagBuilder",
+        "WorkloadDAG",
+    ),
+    "prism.fleet": (
+        "read_fleet",
+        "variability",
+    ),
+    "prism.model": ("StepModel",),
+    "prism.montecarlo": ("simulate",),
+    "prism.pools": (
+        "DurationPool",
+        "Empirical",
+        "Fixed",
+        "Gamma",
+        "LogNormal",
+        "Normal",
+        "Scaled",
+        "Shifted",
+    ),
+    "prism.scenarios": (
+        "HotNode",
+        "sweep",
+    ),
+    "prism.signature": (
+        "PoolKey",
+        "Signature",
+    ),
+    "prism.stats": (
+        "guarantee",
+        "min_draws",
+    ),
+    "prism.traces": (
+        "model_from_trace",
+        "read_trace",
+    ),
+    "prism.validation": (
+        "compare",
+        "require",
+    ),
+    "prism.workload": ("model_from_context",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'prism' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

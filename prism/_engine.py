@@ -50,7 +50,7 @@ _LARGEST = 1.0 - 2.0**-53
 _LAST_CELL = SCORE_NODES - 1.0 - 1e-9
 
 #: lanes that a block aims at: large enough to pay for a call, small enough for the cache
-LANES = 1024
+LANES = 512
 
 
 def octave_tails() -> np.ndarray:
@@ -103,7 +103,7 @@ def octave_values(table, bits, node, tail, out):
         node[b] = np.int32(bits[b] & _U(1)) * SIDE
         raw[b] = (bits[b] >> _U(12)) | _ONE_BITS
     for b in range(bits.size):
-        tail[b] -= 1.0
+        tail[b] = max(tail[b] - 1.0, _SMALLEST)
     interpolate_octave(table, node, tail, out)
 
 
@@ -112,18 +112,16 @@ def octave_values_at(table, u, node, tail):
     """An octave table at probabilities `u`, in place."""
     for b in range(u.size):
         node[b] = SIDE if u[b] >= 0.5 else 0
-        tail[b] = min(2.0 * min(u[b], 1.0 - u[b]), _LARGEST)
+        tail[b] = max(min(2.0 * min(u[b], 1.0 - u[b]), _LARGEST), _SMALLEST)
     interpolate_octave(table, node, tail, u)
 
 
 @njit(cache=True)
 def interpolate_octave(table, side, tail, out):
-    """An octave table at tails ``2 v`` in (0, 1) of a side (0 or `SIDE`); overwrites both.
+    """An octave table at tails ``2 v`` in [`_SMALLEST`, 1) of a side (0 or `SIDE`); overwrites both.
 
     `tail` and its integer view share memory: the bits of the number are the index."""
     raw = tail.view(np.uint64)
-    for b in range(out.size):
-        tail[b] = max(tail[b], _SMALLEST)
     for b in range(out.size):
         side[b] += np.int32(np.int64(raw[b] >> _U(_WEIGHT_SHIFT)) - _NODE_BASE)
         raw[b] = ((raw[b] & _WEIGHT_MASK) << _U(CELL_BITS)) | _ONE_BITS
@@ -158,12 +156,12 @@ def score_values(table, score, node, out):
 
 @njit(cache=True)
 def durations(
-    kind, table, scale, shift, key, own, loading, row, event, scores, event_u, event_p, normal, phi,
+    kind, table, key, own, own_table, loading, row, event, scores, event_u, event_p, phi,
     counter, bits, node, weight, out,
 ):  # fmt: skip
-    """Durations of one op over the lanes, before overrides, into `out`."""
+    """Durations of one op over the lanes, before scale, shift and overrides, into `out`."""
     if kind == CONSTANT:
-        out[:] = shift
+        out[:] = 0.0
         return
     random_bits(key, counter, bits)
     if kind == STEP:
@@ -171,7 +169,7 @@ def durations(
     elif kind == OCTAVE:
         octave_values(table, bits, node, weight, out)
     else:
-        octave_values(normal, bits, node, weight, out)
+        octave_values(own_table, bits, node, weight, out)
         for b in range(out.size):
             weight[b] = own * out[b]
         for level in range(loading.size):
@@ -191,8 +189,6 @@ def durations(
                 last = table.size - 1
                 for b in range(out.size):
                     out[b] = table[min(np.int64(out[b] * table.size), last)]
-    for b in range(out.size):
-        out[b] = shift + scale * out[b]
 
 
 @njit(cache=True)
@@ -276,9 +272,9 @@ def override_lanes(replica, scale, shift, leader, duration):
 def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
     """One block: finish times by op and lane, step times by draw."""
     pred_ptr, pred, slot, is_sink, grouping, leaders, replica_of_op, component = graph
-    pool, kind, table_ptr, table, scale, shift, key, own, loading, row, event = draw
+    pool, kind, table_ptr, table, scale, shift, key, own, own_of, loading, row, event = draw
     over_ptr, over_replica, over_scale, over_shift = override
-    row_key, row_lane, row_stays, event_key, event_p, draws_per_job, normal, phi = shared
+    row_key, row_lane, row_stays, event_key, event_p, draws_per_job, own_tables, phi = shared
     lanes = finish.shape[1]
     alone = leaders[0]
     replicas = alone.size
@@ -290,7 +286,16 @@ def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
     counter_of = np.empty(1, np.int32)
     scores = np.empty((row_key.size, lanes))
     shared_scores(
-        row_key, row_lane, row_stays, first_draw, draws_per_job, normal, bits, node, weight, scores
+        row_key,
+        row_lane,
+        row_stays,
+        first_draw,
+        draws_per_job,
+        own_tables[0],
+        bits,
+        node,
+        weight,
+        scores,
     )
     event_u = np.empty((event_key.size, lanes))
     event_uniforms(event_key, first_draw, replicas, bits, event_u)
@@ -312,19 +317,23 @@ def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
             join_replicas(leader, begin, duration)
         p = pool[i]
         durations(
-            kind[i], table[table_ptr[p] : table_ptr[p + 1]], scale[i], shift[i], key[i], own[i],
-            loading[i], row[i], event[i], scores, event_u, event_p, normal, phi, counter, bits, node,
+            kind[i], table[table_ptr[p] : table_ptr[p + 1]], key[i], own[i],
+            own_tables[own_of[i]], loading[i], row[i], event[i], scores, event_u, event_p, phi, counter, bits, node,
             weight, duration,
         )  # fmt: skip
+        factor, constant = scale[i], shift[i]
         if over_ptr[i + 1] > over_ptr[i]:
+            for b in range(lanes):
+                duration[b] = constant + factor * duration[b]
+            factor, constant = 1.0, 0.0
             a, z = over_ptr[i], over_ptr[i + 1]
             override_lanes(over_replica[a:z], over_scale[a:z], over_shift[a:z], leader, duration)
         for b in range(lanes):
-            begin[b] += duration[b]
+            begin[b] += constant + factor * duration[b]
         if busy.size:
             for b in range(lanes):
                 if leader[b % replicas] == b % replicas:  # one transfer for all that it joins
-                    busy[b // replicas, component[i]] += duration[b]
+                    busy[b // replicas, component[i]] += constant + factor * duration[b]
         if is_sink[i]:
             for b in range(lanes):
                 step_time[b // replicas] = max(step_time[b // replicas], begin[b])

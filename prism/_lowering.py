@@ -9,14 +9,21 @@ import numpy as np
 from scipy.stats import norm
 
 from prism import _engine
-from prism.coupling import LEVELS, Coupling, op_class
+from prism.coupling import LEVELS, Coupling, Loading, op_class
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
 from prism.pools import DurationPool, Empirical, Lowered, lower
 from prism.signature import ROLES, stable_hash
 
-NORMAL = np.concatenate([norm.ppf(_engine.octave_tails()), norm.isf(_engine.octave_tails())])
 PHI = norm.cdf(_engine.score_grid())
+
+
+def _largest_of(width: int) -> np.ndarray:
+    """Octave table of the largest of `width` normal scores: ``Phi^-1(u^(1/k))``."""
+    v = _engine.octave_tails()
+    # 1 - (1 - v)^(1/k) without cancellation
+    upper = -np.expm1(np.log1p(-v) / width)
+    return np.concatenate([norm.ppf(v ** (1 / width)), norm.isf(upper)])
 
 
 class Arrays(NamedTuple):
@@ -63,23 +70,25 @@ def component_of_op(dag: WorkloadDAG) -> np.ndarray:
 
 def _draw_arrays(model: StepModel, rows: _SharedRows, seed: int) -> tuple:
     dag = model.dag
+    pools, pool_of_op = model.distinct_pools
+    lowered = [lower(p) for p in pools]
+    # ops of one pool may read it in different forms: with shared scores or without, with an event
+    form = pool_of_op * 4 + rows.is_coupled * 2 + (rows.event >= 0)
+    distinct, form_of_op = np.unique(form, return_inverse=True)
     tables = _Tables()
-    distinct = {id(p): p for p in model.op_pools}  # by identity: hashing samples is slow
-    low = {i: lower(p) for i, p in distinct.items()}
-    lowered = [low[id(p)] for p in model.op_pools]
-    index = np.empty(dag.n_ops, np.int32)
-    for op, x in enumerate(lowered):
-        index[op] = tables.add(x, rows.is_coupled[op], rows.event[op] >= 0)
+    table_of_form = [tables.add(lowered[f // 4], bool(f & 2), bool(f & 1)) for f in distinct]
+    index = np.array(table_of_form, np.int32)[form_of_op]
     kind, table_ptr, table = tables.arrays()
     return (
         index,
         kind[index],
         table_ptr,
         table,
-        np.array([x.scale for x in lowered]),
-        np.array([x.shift for x in lowered]),
+        np.array([x.scale for x in lowered])[pool_of_op],
+        np.array([x.shift for x in lowered])[pool_of_op],
         dag.key ^ np.uint64(stable_hash("seed", int(seed))),
         rows.own,
+        rows.own_of,
         rows.loading,
         rows.row,
         rows.event,
@@ -172,50 +181,69 @@ class _SharedRows:
             [self.event_names.index(k) if k in self.event_names else -1 for k in kinds]
         )
         self.event = struck[dag.signature].astype(np.int64)
-        width = 1 if coupling.is_independent else 2 * len(LEVELS)
+        width = 0 if coupling.is_independent else 2 * len(LEVELS)
         self.loading, self.row = np.zeros((n, width)), np.zeros((n, width), np.int32)
-        loaded = np.array([bool(coupling.loadings.get(k)) for k in kinds])[dag.signature]
-        for op in np.flatnonzero(loaded):
-            self._load(int(op), coupling)
+        for index, signature in enumerate(dag.signatures):
+            levels = coupling.loadings.get(signature.op, {})
+            if levels:
+                ops = np.flatnonzero(dag.signature == index)
+                for i, (level, loading) in enumerate(levels.items()):
+                    self._load(ops, op_class(signature), level, loading, 2 * i)
         share = np.sum(self.loading**2, axis=1)
         self.own = np.sqrt(np.maximum(0.0, 1.0 - share))
-        self.is_coupled = share > 0
+        # widths: the own score is the maximum of so many, an op of width 1 the plain normal
+        self.widths, self.own_of = np.unique(np.append(1, dag.width), return_inverse=True)
+        self.own_of = self.own_of[1:]
+        self.is_coupled = (share > 0) | (dag.width > 1)
+        folded = {kinds[s] for s in np.unique(dag.signature[dag.width > 1])}
+        for kind in folded & set(coupling.loadings):
+            if coupling.loadings[kind].get("rank", Loading()).share > 0:
+                raise ValueError(
+                    f"{kind} folds several ranks into one op, but its ranks have scores of their own; "
+                    "write the ranks out, or drop the loading of level rank"
+                )
 
-    def _load(self, op: int, coupling: Coupling) -> None:
-        signature = self.dag.signatures[self.dag.signature[op]]
-        for i, (level, loading) in enumerate(coupling.loadings[signature.op].items()):
-            where = self._identity(op, level)
-            if where is None:
+    def _load(self, ops: np.ndarray, name: str, level: str, loading: Loading, column: int) -> None:
+        """Let ops of a class load the scores of a level, in two columns."""
+        ops, identity, lanes = self._identities(ops, level)
+        for j, (value, stays) in enumerate(
+            ((loading.transient, False), (loading.persistent, True))
+        ):
+            if value == 0.0 or ops.size == 0:
                 continue
-            name, lanes = where
-            for j, (value, stays) in enumerate(
-                ((loading.transient, False), (loading.persistent, True))
-            ):
-                if value != 0.0:
-                    column = 2 * i + j
-                    self.loading[op, column] = value
-                    key = (op_class(signature), level, *name, stays)
-                    self.row[op, column] = self._row(key, lanes, stays)
+            _, first, which = np.unique(
+                np.column_stack([identity, lanes]), axis=0, return_index=True, return_inverse=True
+            )
+            rows = [
+                self._row((name, level, *map(int, identity[f]), stays), lanes[f], stays)
+                for f in first
+            ]
+            self.loading[ops, column + j] = value
+            self.row[ops, column + j] = np.array(rows, np.int32)[which.reshape(-1)]
 
-    def _identity(self, op: int, level: str) -> tuple[tuple, np.ndarray] | None:
-        """What shares a score at a level, and the number of it in each lane; None if the op has none."""
+    def _identities(self, ops: np.ndarray, level: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ops that have a level, what names the score that each shares (op, 0 or 1), and the number
+        of that score in each lane (op, lane)."""
         dag = self.dag
-        replica = np.arange(dag.lanes) if dag.lanes > 1 else dag.replica[op : op + 1]
+        nothing = np.zeros((ops.size, 0), np.int64)
         if level == "step":
-            return (), np.zeros(dag.lanes, np.int32)
-        if dag.grouping[op] > 0 or dag.rank[op] < 0:
-            return None  # a collective is of several ranks, perhaps of several replicas
+            return ops, nothing, np.zeros((ops.size, dag.lanes), np.int32)
+        # a collective is of several ranks, perhaps of several replicas
+        ops = ops[(dag.grouping[ops] == 0) & (dag.rank[ops] >= 0)]
+        if level == "microbatch":
+            ops = ops[dag.microbatch[ops] >= 0]
+        every = np.broadcast_to(np.arange(dag.lanes), (ops.size, dag.lanes))
+        replica = every if dag.lanes > 1 else dag.replica[ops, None]
+        rank = dag.rank[ops, None]
         if level == "rank":
-            return (int(dag.rank[op]),), replica
+            return ops, rank, replica
         if level == "node":
-            return (), dag.node_of_rank[dag.rank[op], replica]
-        if dag.microbatch[op] < 0:
-            return None
-        return (int(dag.microbatch[op]),), replica if dag.lanes > 1 else dag.dp[op : op + 1]
+            return ops, nothing[: ops.size], dag.node_of_rank[rank, replica]
+        return ops, dag.microbatch[ops, None], every if dag.lanes > 1 else dag.dp[ops, None]
 
     def _row(self, key: tuple, lanes: np.ndarray, stays: bool) -> int:
         # rows of one key may differ in their lanes (nodes of different ranks, unrolled replicas)
-        distinct = (*key, tuple(lanes.tolist()))
+        distinct = (*key, lanes.tobytes())
         if distinct not in self._keys:
             self._keys[distinct] = len(self._lanes)
             self._lanes.append(np.asarray(lanes, np.int32))
@@ -232,7 +260,7 @@ class _SharedRows:
             np.array(events, np.uint64),
             self.event_p,
             draws_per_job,
-            NORMAL,
+            np.array([_largest_of(int(w)) for w in self.widths]),
             PHI,
         )
 

@@ -45,6 +45,10 @@ class WorkloadDAG:
         Row of `leaders` by which the op joins replicas; 0 for an op within a replica.
     replica : ndarray (op,), int32
         0 in a template; after `unroll`, the replica (of a joining op, the leader of its group).
+    width : ndarray (op,), int32
+        Ranks that the op folds into one: its own noise is drawn as the maximum of so many. Exact only
+        where the op stands alone between two points at which these ranks meet, and no score is shared
+        at the level of ranks; otherwise write the ranks out.
     dp : ndarray (op,), int32
         Data-parallel index, which tells microbatches of one number apart: as `replica`, except in a
         graph that was written out from the start, where replicas need not be alike.
@@ -75,6 +79,7 @@ class WorkloadDAG:
     grouping: np.ndarray
     replica: np.ndarray
     dp: np.ndarray
+    width: np.ndarray
     lanes: int
 
     def __post_init__(self) -> None:
@@ -218,7 +223,7 @@ class WorkloadDAG:
 
 #: attributes with one value an op
 PER_OP = (
-    "signature", "site", "position", "stage", "microbatch", "rank", "key", "grouping", "replica", "dp",
+    "signature", "site", "position", "stage", "microbatch", "rank", "key", "grouping", "replica", "dp", "width",
 )  # fmt: skip
 
 
@@ -275,12 +280,14 @@ class DagBuilder:
         microbatch: int = -1,
         position: int = -1,
         dp: int = 0,
+        width: int = 1,
         joins: str | None = None,
         after: Iterable[int] = (),
     ) -> int:
         """Add an op and return its number (for `after`, and for `wait`).
 
-        `site` defaults to the list of ranks; `joins` names the groups of replicas that meet in it.
+        `site` defaults to the list of ranks; `joins` names the groups of replicas that meet in it;
+        `width` is the number of alike ranks that the op stands for.
         """
         ranks = tuple(int(r) for r in ranks)
         if not ranks:
@@ -289,10 +296,14 @@ class DagBuilder:
             raise ValueError(
                 f"op {signature} joins {joins!r}; groups are {list(self._grouping)[1:]}"
             )
+        if width < 1:
+            raise ValueError(f"op {signature} has width {width}; it must be at least 1")
         number = len(self._ops)
         where = site if site is not None else f"rank {','.join(map(str, ranks))}"
         grouping = self._grouping[joins] if self.replicas > 1 else 0
-        self._ops.append((signature, where, ranks, stage, microbatch, position, grouping, dp))
+        self._ops.append(
+            (signature, where, ranks, stage, microbatch, position, grouping, dp, width)
+        )
         self._edges += [(a, number) for a in after]
         return number
 
@@ -324,7 +335,9 @@ class DagBuilder:
         self.placed = new
         pred_ptr, pred = _csr(n, new[dst], new[src])
         ops = [self._ops[i] for i in order]
-        signature, site, ranks, stage, microbatch, position, grouping, dp = zip(*ops, strict=True)
+        signature, site, ranks, stage, microbatch, position, grouping, dp, width = zip(
+            *ops, strict=True
+        )
         signatures, signature_index = _codes(signature)
         sites, site_index = _codes(site)
         nodes = np.array(node_of_rank, np.int32).reshape(-1, self.replicas)
@@ -350,6 +363,7 @@ class DagBuilder:
             grouping=np.array(grouping, np.int32),
             replica=np.zeros(n, np.int32),
             dp=np.array(dp, np.int32),
+            width=np.array(width, np.int32),
             lanes=self.replicas,
         )
 

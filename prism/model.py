@@ -80,13 +80,22 @@ class StepModel:
         return dataclasses.replace(self, **changes)
 
     @cached_property
-    def op_pools(self) -> tuple[DurationPool, ...]:
-        """The pool of each op, under overrides of every replica."""
-        pools = [self._pool_of_key[k] for k in self.dag.pool_key_of_op]
+    def distinct_pools(self) -> tuple[list[DurationPool], np.ndarray]:
+        """Pools, and the index of each op's among them, (op,), under overrides of every replica."""
+        pools = list(self._pool_of_key)
+        index = self.dag.pool_key_of_op.copy()
         for (op, lane), pool in self.overrides.items():
             if lane == -1:
-                pools[op] = pool
-        return tuple(pools)
+                index[op] = len(pools)
+                pools.append(pool)
+        # a key whose ops are all overridden may have no pool
+        return [p if p is not None else Fixed(0.0) for p in pools], index
+
+    @cached_property
+    def op_pools(self) -> tuple[DurationPool, ...]:
+        """The pool of each op, under overrides of every replica."""
+        pools, index = self.distinct_pools
+        return tuple(pools[i] for i in index)
 
     def pool(self, op: int, lane: int = -1) -> DurationPool:
         """The pool of an op in one replica, under overrides."""

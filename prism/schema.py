@@ -101,6 +101,7 @@ VARIABLES |= {
         "grouping",
         "replica",
         "dp",
+        "width",
     )
 }
 VARIABLES |= {

@@ -14,7 +14,7 @@ from prism.coupling import Coupling, Loading
 from prism.dag import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import simulate
-from prism.pools import Empirical, Gamma, LogNormal, Normal
+from prism.pools import Empirical, Fixed, Gamma, LogNormal, Normal
 from prism.signature import PoolKey, Signature
 
 FOUR = {"step": 0.4, "node": -0.3, "rank": Loading(0.3, 0.4), "microbatch": 0.5}
@@ -204,6 +204,43 @@ def test_replicas_raise_the_step_by_order_statistics_against_theory():
     model = StepModel(dag, {PoolKey(dag.signatures[0]): pool, PoolKey(dag.signatures[1]): tiny})
     x = simulate(model, 20_000, seed=3).step_time.values
     assert stats.kstest(x, lambda t: pool.frozen.cdf(t) ** replicas).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("shared", [{}, {"step": 0.5}], ids=["independent", "step"])
+@pytest.mark.parametrize(
+    "pool", [LogNormal(0.0, 0.3), Empirical(tuple(np.linspace(1, 2, 50)))], ids=["logn", "emp"]
+)
+def test_width_equals_the_maximum_of_ranks_against_simulation(pool, shared):
+    """Between two meetings: eight ranks written out, or one op of width eight."""
+
+    def model(folded):
+        b = DagBuilder()
+        if folded:
+            ops = [b.add(Signature("op"), [0], width=8)]
+        else:
+            ops = [b.add(Signature("op"), [r], position=r) for r in range(8)]
+        b.add(Signature("end", role="tp"), list(range(8)), after=ops)
+        pools = {PoolKey(Signature("op")): pool, PoolKey(Signature("end", role="tp")): Fixed(0.0)}
+        return StepModel(b.build([0] * 8), pools, Coupling({"op": shared}))
+
+    a, b = (
+        simulate(model(f), 40_000, seed=s).step_time.values for s, f in enumerate((True, False))
+    )
+    if isinstance(pool, Empirical):
+        counts = [np.bincount(np.searchsorted(pool.samples, x), minlength=50)[20:] for x in (a, b)]
+        assert stats.chi2_contingency(counts).pvalue > 1e-4
+    else:
+        assert stats.ks_2samp(a, b).pvalue > 1e-4
+
+
+def test_width_with_scores_of_ranks_is_refused():
+    b = DagBuilder()
+    b.add(Signature("op"), [0], width=8)
+    model = StepModel(
+        b.build([0]), {PoolKey(Signature("op")): LogNormal(0, 0.1)}, Coupling({"op": {"rank": 0.5}})
+    )
+    with pytest.raises(ValueError, match="write the ranks out"):
+        simulate(model, 10)
 
 
 # fitting

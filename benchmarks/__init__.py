@@ -1,0 +1,1 @@
+"""Speed and memory of the engine, as ratios in one run: `python -m benchmarks`."""
