@@ -39,10 +39,13 @@ _HOME = {
     "prism.montecarlo": ("simulate",),
     "prism.pools": (
         "DurationPool",
+        "Bimodal",
         "Empirical",
         "Fixed",
         "Gamma",
+        "HeavyTail",
         "LogNormal",
+        "MaxOf",
         "Normal",
         "Scaled",
         "Shifted",

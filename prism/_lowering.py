@@ -12,7 +12,7 @@ from prism import _engine
 from prism.coupling import LEVELS, Coupling, Loading, op_class
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
-from prism.pools import DurationPool, Empirical, Lowered, lower
+from prism.pools import DurationPool, Empirical, Lowered, MaxOf, lower
 from prism.signature import ROLES, stable_hash
 
 PHI = norm.cdf(_engine.score_grid())
@@ -99,24 +99,25 @@ class _Tables:
     """Distinct tables of pools, each in the form that its ops read."""
 
     def __init__(self) -> None:
-        self._index: dict[tuple[int, int], int] = {}
+        self._index: dict[tuple[int, int, int], int] = {}
         self._kinds: list[int] = []
         self._rows: list[np.ndarray] = []
         self._alive: list[DurationPool] = []  # identities stay taken while the table is built
 
     def add(self, pool: Lowered, coupled: bool, event: bool) -> int:
         kind = self._kind(pool, coupled, event)
-        key = (0 if kind == _engine.CONSTANT else id(pool.base), kind)
+        key = (0 if kind == _engine.CONSTANT else id(pool.base), kind, pool.largest_of)
         if key not in self._index:
             self._index[key] = len(self._rows)
             self._kinds.append(kind)
-            self._rows.append(_table(pool.base, kind))
+            base = pool.base if pool.largest_of == 1 else MaxOf(pool.base, pool.largest_of)
+            self._rows.append(_table(base, kind))
             self._alive.append(pool.base)
         return self._index[key]
 
     @staticmethod
     def _kind(pool: Lowered, coupled: bool, event: bool) -> int:
-        samples = isinstance(pool.base, Empirical)
+        samples = isinstance(pool.base, Empirical) and pool.largest_of == 1
         if pool.scale == 0.0:
             return _engine.CONSTANT
         if event:

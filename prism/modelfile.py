@@ -17,10 +17,11 @@ from prism import pools, schema
 from prism.coupling import Coupling, Loading
 from prism.dag import PER_OP, WorkloadDAG
 from prism.model import StepModel
-from prism.pools import DurationPool, Empirical, Fixed, Parametric, Scaled, Shifted
+from prism.pools import DurationPool, Empirical, Fixed, MaxOf, Parametric, Scaled, Shifted
 from prism.signature import PoolKey, Signature
 from prism.tables import one_line
 
+PARAMETERS = max(len(dataclasses.fields(c)) for c in pools.FAMILIES.values())
 _SIGNATURE_FIELDS = ("op", "shape", "dtype", "role", "scope")
 
 
@@ -69,6 +70,7 @@ def to_dataset(model: StepModel) -> xr.Dataset:
         "pool_base": ("pool", [base_index[id(x.base)] for x in lowered]),
         "pool_scale": ("pool", [x.scale for x in lowered]),
         "pool_shift": ("pool", [x.shift for x in lowered]),
+        "pool_largest_of": ("pool", [x.largest_of for x in lowered]),
         "base_family": ("base", np.array([b.family for b in bases], dtype="U")),
         "base_parameter": (("base", "parameter"), np.array([_parameters(b) for b in bases])),
         "samples_of_base": ("base", [s.size for s in samples]),
@@ -106,11 +108,14 @@ def from_dataset(ds: xr.Dataset) -> StepModel:
         "pool_base",
         "pool_scale",
         "pool_shift",
+        "pool_largest_of",
     )
     stored = {}
-    for s, site, position, base, scale, shift in zip(*(ds[c].values for c in columns), strict=True):
+    for s, site, position, base, scale, shift, n in zip(
+        *(ds[c].values for c in columns), strict=True
+    ):
         key = PoolKey(signatures[s], sites[site] if site >= 0 else "", int(position))
-        stored[key] = _wrapped(bases[base], float(scale), float(shift))
+        stored[key] = _wrapped(bases[base], int(n), float(scale), float(shift))
     return StepModel(dag, stored, coupling=_coupling(ds), source=ds.attrs["source"])
 
 
@@ -152,20 +157,24 @@ def _bases(ds: xr.Dataset) -> list[DurationPool]:
         elif family == Fixed.family:
             bases.append(Fixed(float(parameters[0])))
         else:
-            bases.append(pools.FAMILIES[str(family)](*map(float, parameters)))
+            made = pools.FAMILIES[str(family)]
+            count = len(dataclasses.fields(made))
+            bases.append(made(*map(float, parameters[:count])))
     return bases
 
 
-def _parameters(base: DurationPool) -> tuple[float, float]:
-    if isinstance(base, Parametric):
-        return dataclasses.astuple(base)
-    return (base.value, np.nan) if isinstance(base, Fixed) else (np.nan, np.nan)
+def _parameters(base: DurationPool) -> tuple[float, ...]:
+    """Parameters of a family, padded to those of the largest."""
+    has = isinstance(base, Parametric | Fixed)
+    values = dataclasses.astuple(base) if has else ()
+    return (*values, *[np.nan] * (PARAMETERS - len(values)))
 
 
-def _wrapped(base: DurationPool, scale: float, shift: float) -> DurationPool:
+def _wrapped(base: DurationPool, n: int, scale: float, shift: float) -> DurationPool:
     if scale == 0.0:
         return Fixed(shift)
-    pool = base if scale == 1.0 else Scaled(base, scale)
+    pool = base if n == 1 else MaxOf(base, n)
+    pool = pool if scale == 1.0 else Scaled(pool, scale)
     return pool if shift == 0.0 else Shifted(pool, shift)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import xarray as xr
 from scipy import stats
 
-from prism import schema
+from prism import schema, tails
 from prism.schema import finite_durations
 
 #: probability of a negative duration above which a Normal is refused
@@ -219,6 +219,70 @@ class Gamma(Parametric):
 
 
 @dataclass(frozen=True)
+class Bimodal(Parametric):
+    """Two LogNormals: fast and slow devices, or two states of a link. Share `weight` has the first.
+
+    Examples
+    --------
+    >>> pool = Bimodal(mu1=0.0, sigma1=0.01, mu2=0.1, sigma2=0.01, weight=0.8)
+    >>> [round(float(pool.quantile(q)), 3) for q in (0.4, 0.9)]
+    [1.0, 1.105]
+    """
+
+    mu1: float
+    sigma1: float
+    mu2: float
+    sigma2: float
+    weight: float
+    family: ClassVar[str] = "bimodal"
+
+    def __post_init__(self) -> None:
+        finite = np.all(np.isfinite([self.mu1, self.mu2, self.sigma1, self.sigma2]))
+        ok = finite and self.sigma1 > 0 and self.sigma2 > 0 and 0 < self.weight < 1
+        _require(bool(ok), self, "sigmas > 0 and a weight in (0, 1)")
+
+    @property
+    def frozen(self):
+        return tails.TwoModes(*astuple(self))
+
+
+@dataclass(frozen=True)
+class HeavyTail(Parametric):
+    """LogNormal up to `threshold` (s), generalised Pareto beyond it with probability `tail`: collectives
+    between nodes, whose tail the body does not let expect. `shape` < 1/2, so that a variance exists.
+
+    Examples
+    --------
+    >>> pool = HeavyTail(mu=0.0, sigma=0.1, threshold=1.2, tail=0.05, shape=0.3, scale=0.5)
+    >>> round(float(pool.quantile(0.999)), 2)
+    4.92
+    """
+
+    mu: float
+    sigma: float
+    threshold: float
+    tail: float
+    shape: float
+    scale: float
+    family: ClassVar[str] = "heavy_tail"
+
+    def __post_init__(self) -> None:
+        finite = np.all(np.isfinite(astuple(self)))
+        ok = (
+            finite
+            and self.sigma > 0
+            and self.scale > 0
+            and 0 < self.tail < 1
+            and self.threshold > 0
+        )
+        _require(bool(ok) and self.shape < 0.5, self, "0 < tail < 1, shape < 1/2, others > 0")
+
+    @property
+    def frozen(self):
+        return tails.HeavyTail(*astuple(self))
+
+
+@dataclass(frozen=True)
 class Fixed(DurationPool):
     """Always `value` seconds. What a frozen pool becomes."""
 
@@ -292,7 +356,48 @@ class Shifted(DurationPool):
         return self.pool.std
 
 
-FAMILIES: dict[str, type[Parametric]] = {c.family: c for c in (LogNormal, Normal, Gamma)}
+@dataclass(frozen=True)
+class MaxOf(DurationPool):
+    """The longest of `n` independent draws of `pool`: n alike ranks that meet in one barrier.
+
+    ``Q(q) = Q_pool(q^(1/n))``, exact. Mean and standard deviation by quadrature over the quantiles.
+
+    Examples
+    --------
+    >>> round(float(MaxOf(Normal(1.0, 0.05), 64).quantile(0.95)), 4)
+    1.1578
+    """
+
+    pool: DurationPool
+    n: int
+
+    def __post_init__(self) -> None:
+        _require(self.n == int(self.n) and self.n >= 1, self, "a whole n >= 1")
+
+    def quantile(self, q: float | np.ndarray) -> np.ndarray:
+        return self.pool.quantile(np.asarray(q, float) ** (1 / self.n))
+
+    def upper_quantile(self, v: float | np.ndarray) -> np.ndarray:
+        # 1 - (1 - v)^(1/n) without cancellation
+        return self.pool.upper_quantile(-np.expm1(np.log1p(-np.asarray(v, float)) / self.n))
+
+    def _moment(self, k: int) -> float:
+        v = np.concatenate([[0.0], np.geomspace(1e-12, 0.5, 4000)])
+        low, high = self.quantile(v) ** k, self.upper_quantile(np.maximum(v, 1e-15)) ** k
+        return float(np.trapezoid(np.maximum(low, 0.0), v) + np.trapezoid(high, v))
+
+    @property
+    def mean(self) -> float:
+        return self._moment(1)
+
+    @property
+    def std(self) -> float:
+        return float(np.sqrt(max(0.0, self._moment(2) - self._moment(1) ** 2)))
+
+
+FAMILIES: dict[str, type[Parametric]] = {
+    c.family: c for c in (LogNormal, Normal, Gamma, Bimodal, HeavyTail)
+}
 
 
 @dataclass(frozen=True)
@@ -336,7 +441,7 @@ def fit(
     Parameters
     ----------
     samples : (n,), seconds
-    family : {"best", "empirical", "lognormal", "normal", "gamma"}
+    family : {"best", "empirical", "lognormal", "normal", "gamma", "bimodal", "heavy_tail"}
         ``best`` takes the family with the least AIC among those that the data allow.
     bootstrap : int
         Resamples for the p-values (0: none; `scipy.stats.goodness_of_fit`).
@@ -351,7 +456,7 @@ def fit(
     ------
     ValueError
         Unknown family; NaN, infinite or negative samples; fewer than 3 samples or no spread
-        for a parametric family; zeros for LogNormal or Gamma.
+        for a parametric family, 30 for bimodal, 100 for heavy_tail; zeros for all but Normal.
 
     Examples
     --------
@@ -421,15 +526,19 @@ def fits_dataset(fits: Mapping[str, Fit], *, source: str) -> xr.Dataset:
 
 def _fit_one(x: np.ndarray, family: str, bootstrap: int, seed: int) -> Fit:
     pool = _ESTIMATORS[family](x)
-    log_likelihood = float(np.sum(pool.frozen.logpdf(x)))
+    with np.errstate(divide="ignore"):
+        log_likelihood = float(np.sum(pool.frozen.logpdf(x)))
+        distance = _anderson_darling(x, pool)
+    if not (np.isfinite(log_likelihood) and np.isfinite(distance)):
+        raise ValueError(f"{family}: a sample lies on the edge of its support; use another family")
     cdf = pool.frozen.cdf
     return Fit(
         pool,
         family,
         x.size,
-        aic=4.0 - 2.0 * log_likelihood,
+        aic=2.0 * len(astuple(pool)) - 2.0 * log_likelihood,
         ks=float(stats.kstest(x, cdf).statistic),
-        ad=_anderson_darling(x, pool),
+        ad=distance,
         ks_pvalue=_bootstrap_pvalue(x, pool, "ks", bootstrap, seed),
         ad_pvalue=_bootstrap_pvalue(x, pool, "ad", bootstrap, seed),
     )
@@ -445,6 +554,8 @@ def _anderson_darling(x: np.ndarray, pool: Parametric) -> float:
 def _bootstrap_pvalue(x: np.ndarray, pool: Parametric, statistic: str, n: int, seed: int) -> float:
     if n == 0:
         return np.nan
+    if pool.family in OWN_FAMILIES:
+        return _own_bootstrap_pvalue(x, pool, statistic, n, seed)
     known = {} if pool.family == "normal" else {"loc": 0.0}
     return float(
         stats.goodness_of_fit(
@@ -456,6 +567,27 @@ def _bootstrap_pvalue(x: np.ndarray, pool: Parametric, statistic: str, n: int, s
             rng=np.random.default_rng(seed),
         ).pvalue
     )
+
+
+def _own_bootstrap_pvalue(
+    x: np.ndarray, pool: Parametric, statistic: str, n: int, seed: int
+) -> float:
+    """The same for families that scipy does not have: draw, fit anew, compare."""
+    rng = np.random.default_rng(seed)
+
+    def distance(sample: np.ndarray, fitted: Parametric) -> float:
+        if statistic == "ad":
+            return _anderson_darling(sample, fitted)
+        return float(stats.kstest(sample, fitted.frozen.cdf).statistic)
+
+    seen, larger = distance(x, pool), 0
+    for _ in range(n):
+        sample = pool.quantile(rng.random(x.size))
+        try:
+            larger += distance(sample, _ESTIMATORS[pool.family](sample)) >= seen
+        except ValueError:  # a resample that does not show the family: it fits worse, then
+            larger += 1
+    return (larger + 1) / (n + 1)
 
 
 def _positive(x: np.ndarray, family: str) -> np.ndarray:
@@ -488,12 +620,15 @@ _ESTIMATORS: dict[str, Callable[[np.ndarray], Parametric]] = {
     "lognormal": _fit_lognormal,
     "normal": _fit_normal,
     "gamma": _fit_gamma,
+    "bimodal": lambda x: Bimodal(*astuple(tails.fit_two_modes(_positive(x, "bimodal")))),
+    "heavy_tail": lambda x: HeavyTail(*astuple(tails.fit_heavy_tail(_positive(x, "heavy_tail")))),
 }
+OWN_FAMILIES = ("bimodal", "heavy_tail")
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A pool as the engine reads it: ``shift + scale * table(u)``.
+    """A pool as the engine reads it: ``shift + scale * Q_base(u^(1 / largest_of))``.
 
     `base` identifies the table, so that pools which differ in scale alone share one.
     """
@@ -501,6 +636,7 @@ class Lowered:
     base: DurationPool
     scale: float
     shift: float
+    largest_of: int = 1
 
 
 def lower(pool: DurationPool) -> Lowered:
@@ -509,16 +645,19 @@ def lower(pool: DurationPool) -> Lowered:
     Examples
     --------
     >>> lower(Scaled(Shifted(Fixed(1.0), 0.5), 2.0))
-    Lowered(base=Fixed(value=1.0), scale=0.0, shift=3.0)
+    Lowered(base=Fixed(value=1.0), scale=0.0, shift=3.0, largest_of=1)
     """
     if isinstance(pool, Fixed):
         return Lowered(pool, 0.0, pool.value)
     if isinstance(pool, Scaled):
         inner = lower(pool.pool)
-        return Lowered(inner.base, inner.scale * pool.factor, inner.shift * pool.factor)
+        return replace(inner, scale=inner.scale * pool.factor, shift=inner.shift * pool.factor)
     if isinstance(pool, Shifted):
         inner = lower(pool.pool)
-        return Lowered(inner.base, inner.scale, inner.shift + pool.by)
+        return replace(inner, shift=inner.shift + pool.by)
+    if isinstance(pool, MaxOf):
+        inner = lower(pool.pool)
+        return replace(inner, largest_of=inner.largest_of * int(pool.n))
     return Lowered(pool, 1.0, 0.0)
 
 

@@ -9,7 +9,17 @@ from prism import study, traces, workload
 from prism.context import read_context
 from prism.modelfile import from_dataset, to_dataset
 from prism.montecarlo import simulate
-from prism.pools import Empirical, Gamma, LogNormal, Normal, Scaled, Shifted
+from prism.pools import (
+    Bimodal,
+    Empirical,
+    Gamma,
+    HeavyTail,
+    LogNormal,
+    MaxOf,
+    Normal,
+    Scaled,
+    Shifted,
+)  # fmt: skip
 from prism.scenarios import HotNode
 
 
@@ -21,6 +31,8 @@ def models(root):
         Normal(1.0, 0.05),
         Shifted(Scaled(Gamma(9.0, 0.05), 2.0), 0.1),
         Empirical((0.9, 1.0, 1.1)),
+        Bimodal(-0.1, 0.02, 0.1, 0.05, 0.7),
+        Scaled(MaxOf(HeavyTail(0.0, 0.1, 1.2, 0.05, 0.3, 0.5), 8), 0.7),
     ):
         yield workload.model_from_context(ctx, variability=shape)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import xarray as xr
@@ -272,17 +273,19 @@ def _solve(sums: dict, pairs: dict) -> np.ndarray:
             design = np.array([shared[key] for key in rows])
             mean = np.array([sums[key][a, b] / pairs[key][a, b] for key in rows])
             weight = np.sqrt([pairs[key][a, b] for key in rows])[:, None]
-            used = _separable(design)
+            used = _separable(tuple(map(tuple, design.tolist())))
             solution = np.linalg.lstsq(weight * design[:, used], weight[:, 0] * mean, rcond=None)[0]
             out[used, a, b] = solution
     return (out + np.swapaxes(out, 1, 2)) / 2
 
 
-def _separable(design: np.ndarray) -> list[int]:
+@cache
+def _separable(design: tuple[tuple[float, ...], ...]) -> list[int]:
     """Levels that these kinds of pairs can tell apart: of two that always come together, the first."""
+    rows = np.array(design)
     used: list[int] = []
     for level in (0, 2, 3, 1):  # a node is the last explanation to take
-        if np.linalg.matrix_rank(design[:, [*used, level]]) > len(used):
+        if np.linalg.matrix_rank(rows[:, [*used, level]]) > len(used):
             used.append(level)
     return used
 
