@@ -229,10 +229,9 @@ class _SharedRows:
         nothing = np.zeros((ops.size, 0), np.int64)
         if level == "step":
             return ops, nothing, np.zeros((ops.size, dag.lanes), np.int32)
-        # a collective is of several ranks, perhaps of several replicas
-        ops = ops[(dag.grouping[ops] == 0) & (dag.rank[ops] >= 0)]
-        if level == "microbatch":
-            ops = ops[dag.microbatch[ops] >= 0]
+        # a collective is of several ranks, perhaps of several replicas; a transfer has a microbatch
+        ops = ops[dag.grouping[ops] == 0]
+        ops = ops[(dag.microbatch if level == "microbatch" else dag.rank)[ops] >= 0]
         every = np.broadcast_to(np.arange(dag.lanes), (ops.size, dag.lanes))
         replica = every if dag.lanes > 1 else dag.replica[ops, None]
         rank = dag.rank[ops, None]

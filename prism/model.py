@@ -55,6 +55,8 @@ class StepModel:
         if lacking:
             self._refuse_missing(lacking)
         object.__setattr__(self, "_pool_of_key", found)
+        for (op, lane), pool in self.overrides.items():
+            self._check_override(op, lane, pool)
 
     def _refuse_missing(self, lacking: set[int]) -> None:
         whole = {op for op, lane in self.overrides if lane == -1}
@@ -98,7 +100,9 @@ class StepModel:
         return tuple(pools[i] for i in index)
 
     def pool(self, op: int, lane: int = -1) -> DurationPool:
-        """The pool of an op in one replica, under overrides."""
+        """The pool of an op in one replica (in a joining op: of its group), under overrides."""
+        if lane >= 0:
+            lane = int(self.dag.leaders[self.dag.grouping[op]][lane])
         return self.overrides.get((op, lane), self.op_pools[op])
 
     def fleet_pool(self, op: int) -> DurationPool:
@@ -136,22 +140,38 @@ class StepModel:
         """
         select = np.asarray(select, bool)
         lanes = select if select.ndim == 2 else np.repeat(select[:, None], self.dag.lanes, axis=1)
-        changed: dict[tuple[int, int], DurationPool] = {}
-        for op in np.flatnonzero(lanes.any(axis=1)):
-            earlier = [lane for o, lane in self.overrides if o == op and lane != -1]
-            if lanes[op].all() and not earlier:
-                changed[int(op), -1] = change(int(op), self.op_pools[op])
-                continue
-            leader = self.dag.leaders[self.dag.grouping[op]]
-            for lane in np.unique(leader[lanes[op]] if self.dag.lanes > 1 else [0]):
-                pool = change(int(op), self.pool(int(op), int(lane)))
-                self._check_lane_override(int(op), pool)
-                changed[int(op), int(lane)] = pool
-        return self.replace(overrides={**self.overrides, **changed})
+        changed = dict(self.overrides)
+        for op in map(int, np.flatnonzero(lanes.any(axis=1))):
+            leader = (
+                self.dag.leaders[self.dag.grouping[op]] if self.dag.lanes > 1 else np.zeros(1, int)
+            )
+            groups, chosen = np.unique(leader), np.unique(leader[lanes[op]])
+            earlier = [int(g) for g in groups if (op, int(g)) in self.overrides]
+            whole = chosen.size == groups.size
+            if whole:
+                changed[op, -1] = change(op, self.op_pools[op])
+            for lane in map(int, earlier if whole else chosen):
+                pool = change(op, self.pool(op, lane))
+                if whole and pool == changed[op, -1]:
+                    del changed[op, lane]
+                else:
+                    changed[op, lane] = pool
+        return self.replace(overrides=changed)
 
-    def _check_lane_override(self, op: int, pool: DurationPool) -> None:
+    def _check_override(self, op: int, lane: int, pool: DurationPool) -> None:
+        if not (0 <= op < self.dag.n_ops and -1 <= lane < self.dag.lanes):
+            raise ValueError(
+                f"override of op {op}, lane {lane}: there are {self.dag.n_ops} ops and {self.dag.lanes} lanes"
+            )
+        if lane == -1:
+            return
+        if self.dag.lanes > 1 and self.dag.leaders[self.dag.grouping[op]][lane] != lane:
+            raise ValueError(
+                f"{self.dag.describe(op)} joins replicas: override the lowest of the group, not {lane}"
+            )
         new, old = lower(pool), lower(self.op_pools[op])
-        if new.scale != 0.0 and new.base is not old.base:
+        same = new.base is old.base and new.largest_of == old.largest_of
+        if new.scale != 0.0 and (not same or old.scale == 0.0):
             raise ValueError(
                 f"{self.dag.describe(op)}: some replicas of an op can be scaled, shifted or fixed, but "
                 "not take another distribution"

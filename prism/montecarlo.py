@@ -38,7 +38,7 @@ def simulate(
     ``finish_i = max_j finish_j + T_i`` over the predecessors j of op i, with ``T_i`` drawn from
     the pool of i and coupled as the model says; the step time is the latest finish. A duration is a
     pure function of (seed, draw, replica, op), so results depend on neither threads nor the number of
-    draws asked for, and two models that share an op share its random numbers.
+    draws asked for (of a job, if there are several jobs), and two models that share an op share its random numbers.
 
     Parameters
     ----------

@@ -84,7 +84,8 @@ class Empirical(DurationPool):
 
     def quantile(self, q: float | np.ndarray) -> np.ndarray:
         n = len(self.samples)
-        index = np.ceil(np.asarray(q, float) * n).astype(int) - 1
+        # a product that is whole but for rounding is whole
+        index = np.ceil(np.asarray(q, float) * n - 1e-9).astype(int) - 1
         return np.asarray(self.samples)[np.clip(index, 0, n - 1)]
 
     @property
@@ -340,8 +341,11 @@ class Shifted(DurationPool):
     by: float
 
     def __post_init__(self) -> None:
-        # the pool itself may have a negligible mass below zero, as a Normal has
-        lowest = max(0.0, float(self.pool.quantile(NEGATIVE_MASS)))
+        # a Normal alone may have a negligible mass below zero; the others begin where they begin
+        lowest = float(self.pool.quantile(0.0))
+        lowest = (
+            lowest if np.isfinite(lowest) else max(0.0, float(self.pool.quantile(NEGATIVE_MASS)))
+        )
         _require(np.isfinite(self.by) and lowest + self.by >= 0, self, "support >= 0")
 
     def quantile(self, q: float | np.ndarray) -> np.ndarray:
@@ -382,9 +386,11 @@ class MaxOf(DurationPool):
         return self.pool.upper_quantile(-np.expm1(np.log1p(-np.asarray(v, float)) / self.n))
 
     def _moment(self, k: int) -> float:
-        v = np.concatenate([[0.0], np.geomspace(1e-12, 0.5, 4000)])
-        low, high = self.quantile(v) ** k, self.upper_quantile(np.maximum(v, 1e-15)) ** k
-        return float(np.trapezoid(np.maximum(low, 0.0), v) + np.trapezoid(high, v))
+        # in the logarithm of the tail probability, where a heavy tail is no spike
+        log_v = np.linspace(np.log(1e-280), np.log(0.5), 20_000)
+        v = np.exp(log_v)
+        both = np.maximum(self.quantile(v), 0.0) ** k + self.upper_quantile(v) ** k
+        return float(np.trapezoid(both * v, log_v))
 
     @property
     def mean(self) -> float:
@@ -548,7 +554,9 @@ def _anderson_darling(x: np.ndarray, pool: Parametric) -> float:
     """A^2 = -n - sum (2i - 1)/n (log F(x_i) + log(1 - F(x_{n+1-i}))), Anderson-Darling 1954."""
     x = np.sort(x)
     weight = (2 * np.arange(1, x.size + 1) - 1) / x.size
-    return float(-x.size - np.sum(weight * (pool.frozen.logcdf(x) + pool.frozen.logsf(x)[::-1])))
+    with np.errstate(divide="ignore"):
+        logs = pool.frozen.logcdf(x) + pool.frozen.logsf(x)[::-1]
+    return float(-x.size - np.sum(weight * logs))
 
 
 def _bootstrap_pvalue(x: np.ndarray, pool: Parametric, statistic: str, n: int, seed: int) -> float:

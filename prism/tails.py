@@ -129,14 +129,14 @@ class HeavyTail:
 
     def ppf(self, q):
         q = np.asarray(q, float)
-        body = self._body.ppf(np.minimum(q / self._share, 1.0))
+        body = np.minimum(self._body.ppf(np.minimum(q / self._share, 1.0)), self.threshold)
         return np.where(
             q <= 1 - self.tail, body, self._beyond.isf(np.minimum((1 - q) / self.tail, 1.0))
         )
 
     def isf(self, v):
         v = np.asarray(v, float)
-        body = self._body.ppf(np.minimum((1 - v) / self._share, 1.0))
+        body = np.minimum(self._body.ppf(np.minimum((1 - v) / self._share, 1.0)), self.threshold)
         return np.where(v >= self.tail, body, self._beyond.isf(np.minimum(v / self.tail, 1.0)))
 
     def _moment(self, k: int) -> float:

@@ -14,8 +14,9 @@ from prism.coupling import Coupling, Loading
 from prism.dag import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import simulate
-from prism.pools import Empirical, Fixed, Gamma, LogNormal, Normal
+from prism.pools import Empirical, Fixed, Gamma, LogNormal, MaxOf, Normal, Scaled
 from prism.signature import PoolKey, Signature
+from prism.traces import dependence
 
 FOUR = {"step": 0.4, "node": -0.3, "rank": Loading(0.3, 0.4), "microbatch": 0.5}
 
@@ -336,6 +337,58 @@ def test_held_out_steps_are_predicted(process, coupled):
 def test_bad_input_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("loading", [0.7, 0.95, 0.99])
+def test_gaussian_dependence_is_no_event_negative_control(loading):
+    rng = np.random.default_rng(4)
+    kinds = np.repeat("op", 12)
+    found = 0
+    for _ in range(20):
+        z = loading * rng.standard_normal(100) + np.sqrt(1 - loading**2) * rng.standard_normal(
+            (12, 100)
+        )
+        u = (np.argsort(np.argsort(z, axis=1), axis=1) + 0.5) / 100
+        found += bool(dependence._events(u, kinds, np.ones(12, bool), 0)[0])
+    assert found == 0
+
+
+def test_transfers_load_their_microbatch():
+    """An op of two ranks has no rank of its own, but its microbatch."""
+    b = DagBuilder()
+    for s in range(3):
+        for m in range(2):
+            b.add(Signature("send", f"{s}", role="pp"), [s, s + 1], microbatch=m, position=m)
+    dag = b.build([0] * 4)
+    pools = {PoolKey(s): Normal(5.0, 0.5) for s in dag.signatures}
+    x = draws_of(StepModel(dag, pools, Coupling({"send": {"microbatch": 0.8}})))
+    r = np.corrcoef(x)
+    same = (dag.microbatch[:, None] == dag.microbatch)[np.triu_indices(6, 1)]
+    r = r[np.triu_indices(6, 1)]
+    assert np.all(np.abs(r[same] - 0.64) < 4.5 * (1 - 0.64**2) / np.sqrt(x.shape[1]))
+    assert np.all(np.abs(r[~same]) < 4.5 / np.sqrt(x.shape[1]))
+
+
+def test_overrides_of_lanes_and_of_whole_ops_combine():
+    model = modelled(template())
+    op = 0
+    one = np.zeros((model.dag.n_ops, 4), bool)
+    one[op, 1] = True
+    slow = model.override(one, lambda _, p: Scaled(p, 10.0))
+    assert slow.pool(op, 1).mean == pytest.approx(10 * model.pool(op).mean)
+    assert slow.pool(op, 0).mean == model.pool(op).mean
+    frozen = slow.override(one.any(axis=1), lambda _, p: Fixed(5.0))
+    assert {frozen.pool(op, lane) for lane in (-1, 0, 1, 2)} == {Fixed(5.0)}
+    twice = slow.override(one.any(axis=1), lambda _, p: Scaled(p, 2.0))
+    assert twice.pool(op, 1).mean == pytest.approx(20 * model.pool(op).mean)
+    assert twice.pool(op, 3).mean == pytest.approx(2 * model.pool(op).mean)
+    for bad in (lambda _, p: Gamma(4.0, 100.0), lambda _, p: MaxOf(p, 64)):
+        with pytest.raises(ValueError, match="not take another distribution"):
+            model.override(one, bad)
+    with pytest.raises(ValueError, match="override the lowest of the group"):
+        model.replace(overrides={(int(np.flatnonzero(model.dag.grouping)[0]), 1): Fixed(1.0)})
+    with pytest.raises(ValueError, match="there are"):
+        model.replace(overrides={(999, -1): Fixed(1.0)})
 
 
 def test_few_steps_are_refused(process):

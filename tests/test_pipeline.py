@@ -39,7 +39,7 @@ def clone(root, tmp_path_factory) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, folder / name)
     text = (folder / "params.yaml").read_text()
-    for old, new in (("bootstrap: 999", "bootstrap: 99"), ("rounds: 1500", "rounds: 300")):
+    for old, new in (("bootstrap: 199", "bootstrap: 99"), ("rounds: 1500", "rounds: 300")):
         assert old in text
         text = text.replace(old, new)
     (folder / "params.yaml").write_text(text)

@@ -57,7 +57,8 @@ def test_empirical_has_the_moments_of_its_samples_invariant(samples):
     assert pool.mean == pytest.approx(np.mean(samples))
     assert pool.std == pytest.approx(np.std(samples), abs=1e-9)
     np.testing.assert_array_equal(
-        pool.quantile([0.0, 0.3, 1.0]), np.quantile(samples, [0.0, 0.3, 1.0], method="inverted_cdf")
+        pool.quantile([0.0, 0.31, 1.0]),
+        np.quantile(samples, [0.0, 0.31, 1.0], method="inverted_cdf"),
     )
 
 
@@ -111,6 +112,24 @@ def test_own_families_are_consistent_invariant(pool):
     for k, moment in ((1, pool.mean), (2, pool.std**2 + pool.mean**2)):
         numeric = np.trapezoid(low**k, u) + np.trapezoid(high**k, u)
         assert numeric == pytest.approx(moment, rel=2e-3)
+
+
+@pytest.mark.parametrize("tail", [0.05, 0.0625, 0.1])
+def test_the_splice_of_a_narrow_body_is_finite(tail):
+    pool = HeavyTail(0.0, 0.01, 1.2, tail, 0.3, 0.5)
+    assert pool.quantile(1 - tail) <= 1.2
+    assert np.all(np.isfinite(pool.quantile(np.linspace(0.001, 0.999, 9991))))
+
+
+def test_maximum_of_one_is_the_pool_also_with_a_heavy_tail():
+    pool = HeavyTail(0.0, 0.1, 1.2, 0.05, 0.45, 0.5)
+    assert MaxOf(pool, 1).mean == pytest.approx(pool.mean, rel=1e-4)
+    assert MaxOf(pool, 1).std == pytest.approx(pool.std, rel=1e-2)
+
+
+def test_empirical_quantile_does_not_step_by_rounding():
+    pool = Empirical(tuple(range(1, 101)))
+    np.testing.assert_array_equal(pool.quantile(np.arange(1, 101) / 100), np.arange(1, 101))
 
 
 def test_own_families_recover_planted_parameters():

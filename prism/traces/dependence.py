@@ -36,6 +36,8 @@ SIGNIFICANT = 0.5
 LARGEST_EVENT = 0.12
 EVENT_LEVEL = 0.01
 MOSTLY = 0.6
+#: several tails are tried, and each trial is one more chance to be fooled: ask for a clear excess
+LEAST_EXCESS = 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +78,8 @@ def fit_coupling(
     observed : Dataset of `observe`, at least `blocks` x 2 steps
     pools : mapping
         The pools of the model. An op's scores are taken within the pool that it resolves to; where
-        that pool is shared by several ranks, what keeps them apart becomes a persistent loading.
+        that pool is shared by several ranks, what keeps them apart becomes a persistent loading; it takes
+        several ops of the kind on a rank to see it.
     blocks : int
         Blocks of consecutive steps for the jackknife.
     seed : int
@@ -104,12 +107,13 @@ def fit_coupling(
     classes = np.array([op_class(s) for s in dag.signatures])[dag.signature]
     events, tails = _events(u, kinds, varies, seed)
     z = stats.norm.ppf(_without_events(u, kinds, events))
+    known = np.isfinite(z)
     z = _standardised(z, pool)
     fitted: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(classes):
         ops = np.flatnonzero((classes == name) & varies)
         if ops.size:
-            fitted |= _fit_class(dag, ops, kinds[ops], z[ops], blocks)
+            fitted |= _fit_class(dag, ops, kinds[ops], z[ops], known[ops], blocks)
     coupling = Coupling(
         {k: _loadings(a, se) for k, (a, se) in fitted.items()},
         {k: p for k, (p, _, _) in events.items()},
@@ -157,11 +161,11 @@ def _without_events(u: np.ndarray, kinds: np.ndarray, events: Mapping) -> np.nda
 # loadings
 
 
-def _fit_class(dag, ops, kinds, z, blocks) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _fit_class(dag, ops, kinds, z, known, blocks) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Loadings (level, transient or persistent) and their shares' standard errors, by kind."""
     names = list(dict.fromkeys(map(str, kinds)))
     kind = np.array([names.index(k) for k in kinds])
-    relations = _Relations(dag, ops, kind, len(names), z)
+    relations = _Relations(dag, ops, kind, len(names), z, known)
     whole = relations.loadings(np.ones(z.shape[1], bool))
     label = np.arange(z.shape[1]) * blocks // z.shape[1]
     left_out = np.array([relations.loadings(label != b) ** 2 for b in range(blocks)])
@@ -173,7 +177,9 @@ def _fit_class(dag, ops, kinds, z, blocks) -> dict[str, tuple[np.ndarray, np.nda
 class _Relations:
     """Products of scores between ops, by what the two share."""
 
-    def __init__(self, dag: WorkloadDAG, ops: np.ndarray, kind: np.ndarray, k: int, z: np.ndarray):
+    def __init__(
+        self, dag, ops: np.ndarray, kind: np.ndarray, k: int, z: np.ndarray, known: np.ndarray
+    ):
         n = ops.size
         rank, microbatch = dag.rank[ops], dag.microbatch[ops]
         # an op without a level shares it with nobody
@@ -187,6 +193,8 @@ class _Relations:
         if one_node or np.unique(own_rank).size == np.unique(self.node).size:
             self.node = alone  # nodes tell nothing that the step or the rank does not
         self.kind, self.k, self.z = kind, k, z
+        # steps that a kind is known in: an event strikes all its ops alike
+        self.known = np.array([known[kind == i].all(axis=0) for i in range(k)], float)
         everything = np.zeros(n, np.int64)
         pair = [(everything, 0), (self.node, 1), (own_rank, 2)]
         self.sums = {}
@@ -220,7 +228,9 @@ class _Relations:
 
     def _moments(self, keep: np.ndarray):
         """Mean products and pair counts by relation, within a step and across steps."""
-        n = int(keep.sum())
+        steps = self.known[:, keep]
+        together = np.maximum(steps @ steps.T, 1.0)
+        apart = np.maximum(np.outer(steps.sum(axis=1), steps.sum(axis=1)) - together, 1.0)
         own = np.zeros((self.k, self.k))
         own[np.diag_indices(self.k)] = np.bincount(
             self.kind, np.sum(self.z[:, keep] ** 2, axis=1), minlength=self.k
@@ -233,9 +243,9 @@ class _Relations:
             part = sums[:, :, keep]
             total = part.sum(axis=2)
             step = np.einsum("gas,gbs->ab", part, part)
-            same[key] = (step - own) / n
+            same[key] = (step - own) / together
             # an op shares everything with itself, whether it has a level or not: leave it out
-            other[key] = (total.T @ total - step - own_across) / (n * (n - 1))
+            other[key] = (total.T @ total - step - own_across) / apart
             pairs[key] = count.T @ count - counts
         number = _exactly(pairs)
         return (_exactly(same), number), (_exactly(other), number)
@@ -350,7 +360,12 @@ def _events(u: np.ndarray, kinds: np.ndarray, varies: np.ndarray, seed: int):
             continue
         tested = [_tail(u[ops], size, rng) for size in _sizes(u[ops])]
         best = min(tested, key=lambda t: (t["p_value"], -t["tail_dependence"]))
-        strikes = best["p_value"] <= EVENT_LEVEL and best["tail_dependence"] > MOSTLY
+        excess = best["tail_dependence"] - best["gaussian_tail_dependence"]
+        strikes = (
+            best["p_value"] <= EVENT_LEVEL
+            and best["tail_dependence"] > MOSTLY
+            and excess > LEAST_EXCESS
+        )
         p = best["size"] / n if strikes else 0.0
         if strikes:
             struck = np.mean(u[ops] > 1 - (best["size"] + 0.25) / n, axis=0) > 0.5
@@ -378,14 +393,13 @@ def _tail(
 ) -> dict[str, float]:
     """Tail dependence at the upper `size` of n steps, against series with Gaussian dependence.
 
-    The Gaussian correlation comes from the steps outside that tail, so that the event under test does
-    not inflate it.
+    The Gaussian correlation comes from all steps. An event inflates it a little, which makes the test
+    conservative; leaving the tail out would make the reference too weak, and invent events.
     """
     m, n = u.shape
     seen = _dependence(u > 1 - (size + 0.25) / n, size)
-    body = np.mean(u > 1 - (size + 0.25) / n, axis=0) <= 0.5
-    rank = np.argsort(np.argsort(u[:, body], axis=1), axis=1)
-    z = stats.norm.ppf((rank + 0.5) / body.sum())
+    rank = np.argsort(np.argsort(u, axis=1), axis=1)
+    z = stats.norm.ppf((rank + 0.5) / n)
     z /= z.std(axis=1, keepdims=True)
     r = np.clip((np.mean(z.sum(axis=0) ** 2) - m) / (m * (m - 1)), 0.0, 0.999)
     expected = np.empty(trials)
