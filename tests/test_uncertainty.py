@@ -1,4 +1,4 @@
-"""Guarantees that cover the fit, at their rate."""
+"""Guarantees that cover the fit."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ def truth(process):
     return float(np.quantile(record(process, 100_000, 999, coupled=True).step_time, 0.95))
 
 
-def test_guarantee_with_fit_covers_where_that_of_draws_does_not(process, truth):
-    """40 measured steps: the bound from draws alone misses the true p95 far more often than stated."""
-    n = 6
-    covered = {"draws": 0, "fit": 0}
+def test_guarantee_with_fit_is_wider_than_that_of_draws_and_covers(process, truth):
+    """40 measured steps: the error of the fit is the larger one. (Too few repetitions to test a rate.)"""
+    n, covered = 5, 0
     for seed in range(n):
         observed = record(process, 40, seed, coupled=True)
         refits = uncertainty.refitted(
             process, observed, resamples=40, draws=400, block=1, seed=seed
         )
-        covered["fit"] += uncertainty.guarantee_with_fit(refits) >= truth
+        bound = uncertainty.guarantee_with_fit(refits)
         runs = simulate(fit_model(process, observed), 1000, seed=seed)
-        covered["draws"] += stats.guarantee(runs.step_time) >= truth
-    assert covered["draws"] < covered["fit"]
-    assert covered["fit"] / n >= 0.95 - 3 * np.sqrt(0.0475 / n)
+        assert bound > stats.guarantee(runs.step_time)
+        covered += bound >= truth
+    assert covered >= n - 1
 
 
 def test_bad_input_is_refused(process):
