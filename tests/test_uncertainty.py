@@ -22,8 +22,8 @@ def truth(process):
 
 
 def test_guarantee_with_fit_is_wider_than_that_of_draws_and_covers(process, truth):
-    """40 measured steps: the error of the fit is the larger one. (Too few repetitions to test a rate.)"""
-    n, covered = 5, 0
+    """40 measured steps: the error of the fit is the larger one. Too few repetitions for a rate."""
+    n, covered = 3, 0
     for seed in range(n):
         observed = record(process, 40, seed, coupled=True)
         refits = uncertainty.refitted(
