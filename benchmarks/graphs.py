@@ -70,11 +70,11 @@ def kernels_1f1b(stages: int, microbatches: int, kernels: int) -> WorkloadDAG:
 
 
 def _topological(src: np.ndarray, dst: np.ndarray, n: int) -> np.ndarray:
-    from prism import _engine
+    from prism import _graph
 
     order = np.argsort(src, kind="stable")
     ptr = np.concatenate([[0], np.cumsum(np.bincount(src, minlength=n))]).astype(np.int64)
-    return _engine.topological_order(n, ptr, dst[order])
+    return _graph.topological_order(n, ptr, dst[order])
 
 
 def llama3_405b_shape() -> WorkloadDAG:

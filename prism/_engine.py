@@ -74,12 +74,13 @@ def mix64(x):
 
 
 @njit(cache=True)
-def counters(first_draw, replica, out):
-    """Packed counters of lanes, times the odd constant: draw-major, `replica` (R,) within a draw."""
+def counters(first_draw, draws_each, replica, out):
+    """Packed counters of lanes, times the odd constant: draw-major, `replica` (R,) within a draw.
+    `draws_each` consecutive draws share a number: 1, or those of a job for what stays with it."""
     width = replica.size
     for lane in range(out.size):
-        draw = _U(first_draw + lane // width)
-        out[lane] = ((draw << _U(REPLICA_BITS)) | _U(replica[lane % width])) * _GOLDEN
+        number = _U((first_draw + lane // width) // draws_each)
+        out[lane] = ((number << _U(REPLICA_BITS)) | _U(replica[lane % width])) * _GOLDEN
 
 
 @njit(cache=True)
@@ -203,14 +204,9 @@ def shared_scores(
     row_key, row_lane, row_stays, first_draw, draws_per_job, normal, bits, node, weight, out
 ):
     """Normal scores of every shared identity over the lanes; one that stays is drawn once a job."""
-    replicas = row_lane.shape[1]
     counter = np.empty(out.shape[1], np.uint64)
     for i in range(row_key.size):
-        for b in range(counter.size):
-            draw = first_draw + b // replicas
-            number = _U(draw // draws_per_job if row_stays[i] else draw)
-            lane = _U(row_lane[i, b % replicas])
-            counter[b] = ((number << _U(REPLICA_BITS)) | lane) * _GOLDEN
+        counters(first_draw, draws_per_job if row_stays[i] else 1, row_lane[i], counter)
         random_bits(row_key[i], counter, bits)
         octave_values(normal, bits, node, weight, out[i])
 
@@ -219,8 +215,7 @@ def shared_scores(
 def event_uniforms(event_key, first_draw, replicas, bits, out):
     """One uniform a draw for each kind of event, the same in all its lanes."""
     counter = np.empty(out.shape[1], np.uint64)
-    for b in range(counter.size):
-        counter[b] = (_U(first_draw + b // replicas) << _U(REPLICA_BITS)) * _GOLDEN
+    counters(first_draw, 1, np.zeros(replicas, np.int32), counter)
     for i in range(event_key.size):
         random_bits(event_key[i], counter, bits)
         for b in range(counter.size):
@@ -306,10 +301,10 @@ def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
         wanted = grouping[i] if replicas > 1 else -2 - replica_of_op[i]
         if wanted != current:
             if replicas > 1:
-                counters(first_draw, leader, counter)
+                counters(first_draw, 1, leader, counter)
             else:
                 counter_of[0] = replica_of_op[i]
-                counters(first_draw, counter_of, counter)
+                counters(first_draw, 1, counter_of, counter)
             current = wanted
         begin = finish[slot[i]]
         latest(finish, pred[pred_ptr[i] : pred_ptr[i + 1]], slot, slot[i], begin)
@@ -391,76 +386,3 @@ def simulate(graph, draw, override, shared, n_slots, first_draw, block, chosen, 
         if critical.size:
             for d in range(width):
                 walk_back(graph, finish, d * replicas, critical, exposed[lo + d])
-
-
-@njit(cache=True)
-def propagate(pred_ptr, pred, gap, duration, ready, finish):
-    """Forward pass: ``ready = max(finish of predecessors)``,
-    ``finish = ready + gap + duration``; all arrays but the graph are (op, column)."""
-    n_ops, columns = duration.shape
-    for i in range(n_ops):
-        for c in range(columns):
-            t = 0.0
-            for e in range(pred_ptr[i], pred_ptr[i + 1]):
-                t = max(t, finish[pred[e], c])
-            ready[i, c] = t
-            finish[i, c] = t + gap[i, c] + duration[i, c]
-
-
-@njit(cache=True)
-def topological_order(n, succ_ptr, succ):
-    """Kahn's algorithm, first-in first-out; shorter than `n` where there is a cycle."""
-    waiting = np.zeros(n, np.int64)
-    for e in range(succ.size):
-        waiting[succ[e]] += 1
-    order = np.empty(n, np.int64)
-    tail = 0
-    for i in range(n):
-        if waiting[i] == 0:
-            order[tail] = i
-            tail += 1
-    head = 0
-    while head < tail:
-        for e in range(succ_ptr[order[head]], succ_ptr[order[head] + 1]):
-            waiting[succ[e]] -= 1
-            if waiting[succ[e]] == 0:
-                order[tail] = succ[e]
-                tail += 1
-        head += 1
-    return order[:tail]
-
-
-@njit(cache=True)
-def live_slots(pred_ptr, pred):
-    """Assign each op a row of finish times that is free again after its last successor.
-
-    Returns
-    -------
-    slot (op,), number of slots, is_sink (op,)
-    """
-    n = pred_ptr.size - 1
-    last_use = np.full(n, -1, np.int64)
-    for i in range(n):
-        for e in range(pred_ptr[i], pred_ptr[i + 1]):
-            last_use[pred[e]] = i
-    slot = np.empty(n, np.int32)
-    free = np.empty(n, np.int32)
-    n_free = 0
-    n_slots = 0
-    for i in range(n):
-        for e in range(pred_ptr[i], pred_ptr[i + 1]):
-            p = pred[e]
-            if last_use[p] == i:
-                free[n_free] = slot[p]
-                n_free += 1
-                last_use[p] = -2  # a duplicate edge must not free it twice
-        if n_free:
-            n_free -= 1
-            slot[i] = free[n_free]
-        else:
-            slot[i] = n_slots
-            n_slots += 1
-        if last_use[i] == -1:  # a sink: nobody reads its row
-            free[n_free] = slot[i]
-            n_free += 1
-    return slot, n_slots, last_use == -1

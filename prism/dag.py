@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from prism import _engine
+from prism import _engine, _graph
 from prism.signature import PoolKey, Signature, stable_hash
 
 
@@ -115,8 +115,8 @@ class WorkloadDAG:
 
     @cached_property
     def slots(self) -> tuple[np.ndarray, int, np.ndarray]:
-        """Rows for finish times that are reused (see `_engine.live_slots`)."""
-        return _engine.live_slots(self.pred_ptr, self.pred)
+        """Rows for finish times that are reused (see `_graph.live_slots`)."""
+        return _graph.live_slots(self.pred_ptr, self.pred)
 
     @cached_property
     def _distinct_keys(self) -> tuple[tuple[PoolKey, ...], np.ndarray]:
@@ -373,7 +373,7 @@ class DagBuilder:
 
     def _sorted(self, n: int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         succ_ptr, succ = _csr(n, src, dst)
-        order = _engine.topological_order(n, succ_ptr, succ)
+        order = _graph.topological_order(n, succ_ptr, succ)
         if order.size == n:
             return order
         cycle = _one_cycle(src, dst, np.setdiff1d(np.arange(n), order))

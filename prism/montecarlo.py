@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
-from prism import _engine, schema
+from prism import _engine, _graph, schema
 from prism._lowering import Arrays, component_of_op, lanes_per_block, lower_model
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
@@ -219,5 +219,5 @@ def propagate(dag: WorkloadDAG, duration: np.ndarray, gap: np.ndarray | None = N
     duration = np.ascontiguousarray(duration, dtype=np.float64)
     gap = np.zeros_like(duration) if gap is None else np.ascontiguousarray(gap, dtype=np.float64)
     ready, finish = np.empty_like(duration), np.empty_like(duration)
-    _engine.propagate(dag.pred_ptr, dag.pred, gap, duration, ready, finish)
+    _graph.propagate(dag.pred_ptr, dag.pred, gap, duration, ready, finish)
     return ready, finish

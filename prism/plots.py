@@ -51,7 +51,7 @@ def fleet(ds: xr.Dataset, ax):
 def pool_fits(samples: np.ndarray, fits, ax, *, source: xr.Dataset):
     """Fitted quantiles over the sample's, by normal score: on the zero line the fit is right.
 
-    `fits` maps a label to a `prism.pools.Fit`.
+    `fits` maps a label to a `prism.poolfit.Fit`.
     """
     observed = np.sort(samples)
     q = (np.arange(observed.size) + 0.5) / observed.size

@@ -16,7 +16,7 @@ from prism.model import StepModel
 from prism.montecarlo import simulate
 from prism.pools import Empirical, Fixed, Gamma, LogNormal, MaxOf, Normal, Scaled
 from prism.signature import PoolKey, Signature
-from prism.traces import dependence
+from prism.traces import events
 
 FOUR = {"step": 0.4, "node": -0.3, "rank": Loading(0.3, 0.4), "microbatch": 0.5}
 
@@ -349,7 +349,7 @@ def test_gaussian_dependence_is_no_event_negative_control(loading):
             (12, 100)
         )
         u = (np.argsort(np.argsort(z, axis=1), axis=1) + 0.5) / 100
-        found += bool(dependence._events(u, kinds, np.ones(12, bool), 0)[0])
+        found += bool(events.find_events(u, kinds, np.ones(12, bool), 0)[0])
     assert found == 0
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import polygamma
 
-from prism import pools
+from prism import poolfit
+from prism.poolfit import fit
 from prism.pools import (
     Bimodal,
     Empirical,
@@ -23,7 +24,6 @@ from prism.pools import (
     Normal,
     Scaled,
     Shifted,
-    fit,
     lower,
 )  # fmt: skip
 
@@ -211,7 +211,7 @@ def test_anderson_darling_against_scipy():
         (lambda: Scaled(Fixed(1.0), -2.0), "a factor >= 0"),
         (lambda: Shifted(Fixed(1.0), -2.0), "support >= 0"),
         (lambda: Shifted(Normal(1.0, 0.1), -0.9), "support >= 0"),
-        (lambda: pools.fit_families([0.0, 0.0, 0.0, 1.0]), "no family fits"),
+        (lambda: poolfit.fit_families([0.0, 0.0, 0.0, 1.0]), "no family fits"),
         (lambda: fit([1.0, 2.0, 3.0], "weibull"), "unknown family 'weibull'"),
         (lambda: fit([1.0, 2.0], "gamma"), "at least 3 samples"),
         (lambda: fit([1.0, 1.0, 1.0], "gamma"), "use family='empirical'"),
@@ -230,7 +230,7 @@ def test_a_normal_can_be_shifted_up():
 
 
 def test_fits_dataset_orders_families_by_aic():
-    fits = pools.fit_families(np.random.default_rng(5).gamma(0.7, 1.0, 1000))
-    table = pools.fits_dataset(fits, source="synthetic")
+    fits = poolfit.fit_families(np.random.default_rng(5).gamma(0.7, 1.0, 1000))
+    table = poolfit.fits_dataset(fits, source="synthetic")
     assert list(fits) == list(table.scenario.values)
     assert np.all(np.diff(table.aic.values) >= 0)

@@ -27,17 +27,12 @@ from prism.coupling import Coupling, Loading, op_class
 from prism.dag import WorkloadDAG
 from prism.pools import DurationPool
 from prism.signature import PoolKey
+from prism.traces.events import find_events, without_events
 from prism.traces.steps import check_ops
 
 LEVELS = ("step", "node", "rank", "microbatch")
 #: a share below this many standard errors is taken for none; more would lose dependence that is there
 SIGNIFICANT = 0.5
-#: tails up to this share of the steps are searched for joint events
-LARGEST_EVENT = 0.12
-EVENT_LEVEL = 0.01
-MOSTLY = 0.6
-#: several tails are tried, and each trial is one more chance to be fooled: ask for a clear excess
-LEAST_EXCESS = 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +100,8 @@ def fit_coupling(
     u, varies = _probabilities(duration, pool), np.ptp(duration, axis=1) > 0
     kinds = np.array([s.op for s in dag.signatures])[dag.signature]
     classes = np.array([op_class(s) for s in dag.signatures])[dag.signature]
-    events, tails = _events(u, kinds, varies, seed)
-    z = stats.norm.ppf(_without_events(u, kinds, events))
+    events, tails = find_events(u, kinds, varies, seed)
+    z = stats.norm.ppf(without_events(u, kinds, events))
     known = np.isfinite(z)
     z = _standardised(z, pool)
     fitted: dict[str, np.ndarray] = {}
@@ -146,16 +141,6 @@ def _standardised(z: np.ndarray, pool: np.ndarray) -> np.ndarray:
     z = np.where(known, z, 0.0)
     square = np.bincount(pool, np.sum(z**2, axis=1)) / np.bincount(pool, known.sum(axis=1))
     return z / np.sqrt(np.where(square > 0, square, 1.0))[pool, None]
-
-
-def _without_events(u: np.ndarray, kinds: np.ndarray, events: Mapping) -> np.ndarray:
-    """Probabilities with events taken out: NaN where one struck, stretched elsewhere."""
-    out = u.copy()
-    for kind, (p, struck, _) in events.items():
-        ops = kinds == kind
-        rest = np.clip(u[ops] / (1 - p), 1e-9, 1 - 0.5 / u.shape[1])
-        out[ops] = np.where(struck, np.nan, rest)
-    return out
 
 
 # loadings
@@ -340,109 +325,4 @@ def _shares(fitted: Mapping, observed: xr.Dataset) -> xr.Dataset:
         },
         made_by="prism.traces.fit_coupling",
         source=observed.attrs["source"],
-    )
-
-
-# joint events
-
-
-def _events(u: np.ndarray, kinds: np.ndarray, varies: np.ndarray, seed: int):
-    """Kinds whose series are slow together in a few steps, beyond what Gaussian scores allow.
-
-    Returns the events as kind -> (probability, struck steps, number of steps), and the table of tails.
-    """
-    rng = np.random.default_rng(seed)
-    n = u.shape[1]
-    events, rows = {}, {}
-    for kind in dict.fromkeys(map(str, kinds)):
-        ops = np.flatnonzero((kinds == kind) & varies)
-        if ops.size < 2:
-            continue
-        tested = [_tail(u[ops], size, rng) for size in _sizes(u[ops])]
-        best = min(tested, key=lambda t: (t["p_value"], -t["tail_dependence"]))
-        excess = best["tail_dependence"] - best["gaussian_tail_dependence"]
-        strikes = (
-            best["p_value"] <= EVENT_LEVEL
-            and best["tail_dependence"] > MOSTLY
-            and excess > LEAST_EXCESS
-        )
-        p = best["size"] / n if strikes else 0.0
-        if strikes:
-            struck = np.mean(u[ops] > 1 - (best["size"] + 0.25) / n, axis=0) > 0.5
-            if struck.any() and not struck.all():
-                p = float(struck.mean())
-                events[kind] = (p, struck, n)
-            else:
-                p = 0.0
-        rows[kind] = best | {"event_probability": p}
-    return events, _tail_table(rows, n)
-
-
-def _sizes(u: np.ndarray) -> list[int]:
-    """Tails to test: one of 5 % in any case, and those whose steps coincide in most series."""
-    n = u.shape[1]
-    largest = max(1, int(LARGEST_EVENT * n))
-    usual = min(largest, max(1, round(0.05 * n)))
-    grid = np.unique(np.geomspace(1, largest, 16).round().astype(int))
-    alike = [int(k) for k in grid if _dependence(u > 1 - (k + 0.25) / n, int(k)) > MOSTLY]
-    return sorted({usual, *alike})
-
-
-def _tail(
-    u: np.ndarray, size: int, rng: np.random.Generator, trials: int = 400
-) -> dict[str, float]:
-    """Tail dependence at the upper `size` of n steps, against series with Gaussian dependence.
-
-    The Gaussian correlation comes from all steps. An event inflates it a little, which makes the test
-    conservative; leaving the tail out would make the reference too weak, and invent events.
-    """
-    m, n = u.shape
-    seen = _dependence(u > 1 - (size + 0.25) / n, size)
-    rank = np.argsort(np.argsort(u, axis=1), axis=1)
-    z = stats.norm.ppf((rank + 0.5) / n)
-    z /= z.std(axis=1, keepdims=True)
-    r = np.clip((np.mean(z.sum(axis=0) ** 2) - m) / (m * (m - 1)), 0.0, 0.999)
-    expected = np.empty(trials)
-    for t in range(trials):
-        g = np.sqrt(r) * rng.standard_normal(n) + np.sqrt(1 - r) * rng.standard_normal(
-            (min(m, 16), n)
-        )
-        top = g >= np.partition(g, n - size, axis=1)[:, n - size, None]
-        expected[t] = _dependence(top, size)
-    return {
-        "size": size,
-        "tail_dependence": seen,
-        "gaussian_tail_dependence": float(expected.mean()),
-        "p_value": float((1 + np.sum(expected >= seen)) / (trials + 1)),
-    }
-
-
-def _dependence(top: np.ndarray, size: int) -> float:
-    """Mean over pairs of series of the share of one's top steps that are the other's too."""
-    m = top.shape[0]
-    together = top.sum(axis=0).astype(float)
-    members = top.sum()
-    if members == 0:
-        return 0.0
-    return float(np.sum(together * (together - 1)) / ((m - 1) * members))
-
-
-def _tail_table(rows: Mapping[str, Mapping[str, float]], n: int) -> xr.Dataset:
-    def interval(p: float) -> tuple[float, float]:
-        if p == 0.0:
-            return np.nan, np.nan
-        ci = stats.binomtest(round(p * n), n).proportion_ci(0.95, method="exact")
-        return float(ci.low), float(ci.high)
-
-    names = ("tail_dependence", "gaussian_tail_dependence", "p_value", "event_probability")
-    data = {v: ("signature", np.array([r[v] for r in rows.values()], float)) for v in names}
-    data["event_probability_interval"] = (
-        ("signature", "ci_bound"),
-        np.array([interval(r["event_probability"]) for r in rows.values()]).reshape(-1, 2),
-    )
-    return schema.dataset(
-        data,
-        coords={"signature": np.array(list(rows), dtype="U"), "ci_bound": ["lower", "upper"]},
-        made_by="prism.traces.fit_coupling",
-        source="simulated",
     )

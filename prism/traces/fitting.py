@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import xarray as xr
 
-from prism import pools
+from prism import poolfit
 from prism.coupling import Coupling
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
@@ -35,7 +35,7 @@ def fit_pools(
     dag : WorkloadDAG
     observed : Dataset of `observe`
     family : str
-        As in `prism.pools.fit`; ops whose samples have no spread stay empirical.
+        As in `prism.poolfit.fit`; ops whose samples have no spread stay empirical.
     min_samples : int
         A key with fewer samples gets no pool of its own, so that its ops borrow from the next
         coarser key. The fleet-wide pool of a signature is always there.
@@ -56,7 +56,7 @@ def fit_pools(
         x = np.concatenate(parts)
         if x.size >= min_samples or key == key.fleet:
             no_spread = x.size < 3 or np.ptp(x) == 0
-            fitted[key] = pools.fit(x, "empirical" if no_spread else family).pool
+            fitted[key] = poolfit.fit(x, "empirical" if no_spread else family).pool
     return fitted
 
 
