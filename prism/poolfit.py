@@ -155,16 +155,16 @@ def _fit_one(x: np.ndarray, family: str, bootstrap: int, seed: int) -> Fit:
         distance = _anderson_darling(x, pool)
     if not (np.isfinite(log_likelihood) and np.isfinite(distance)):
         raise ValueError(f"{family}: a sample lies on the edge of its support; use another family")
-    cdf = pool.frozen.cdf
+    ks_pvalue, ad_pvalue = _bootstrap_pvalues(x, pool, bootstrap, seed)
     return Fit(
         pool,
         family,
         x.size,
         aic=2.0 * len(astuple(pool)) - 2.0 * log_likelihood,
-        ks=float(stats.kstest(x, cdf).statistic),
+        ks=float(stats.kstest(x, pool.frozen.cdf).statistic),
         ad=distance,
-        ks_pvalue=_bootstrap_pvalue(x, pool, "ks", bootstrap, seed),
-        ad_pvalue=_bootstrap_pvalue(x, pool, "ad", bootstrap, seed),
+        ks_pvalue=ks_pvalue,
+        ad_pvalue=ad_pvalue,
     )
 
 
@@ -177,13 +177,14 @@ def _anderson_darling(x: np.ndarray, pool: Parametric) -> float:
     return float(-x.size - np.sum(weight * logs))
 
 
-def _bootstrap_pvalue(x: np.ndarray, pool: Parametric, statistic: str, n: int, seed: int) -> float:
+def _bootstrap_pvalues(x: np.ndarray, pool: Parametric, n: int, seed: int) -> tuple[float, float]:
+    """P-values of the KS distance and of the Anderson-Darling statistic."""
     if n == 0:
-        return np.nan
+        return np.nan, np.nan
     if pool.family in OWN_FAMILIES:
-        return _own_bootstrap_pvalue(x, pool, statistic, n, seed)
+        return _own_bootstrap_pvalues(x, pool, n, seed)
     known = {} if pool.family == "normal" else {"loc": 0.0}
-    return float(
+    ks, ad = (
         stats.goodness_of_fit(
             pool.scipy_family,
             x,
@@ -192,28 +193,30 @@ def _bootstrap_pvalue(x: np.ndarray, pool: Parametric, statistic: str, n: int, s
             n_mc_samples=n,
             rng=np.random.default_rng(seed),
         ).pvalue
+        for statistic in ("ks", "ad")
     )
+    return float(ks), float(ad)
 
 
-def _own_bootstrap_pvalue(
-    x: np.ndarray, pool: Parametric, statistic: str, n: int, seed: int
-) -> float:
+def _own_bootstrap_pvalues(
+    x: np.ndarray, pool: Parametric, n: int, seed: int
+) -> tuple[float, float]:
     """The same for families that scipy does not have: draw, fit anew, compare."""
     rng = np.random.default_rng(seed)
 
-    def distance(sample: np.ndarray, fitted: Parametric) -> float:
-        if statistic == "ad":
-            return _anderson_darling(sample, fitted)
-        return float(stats.kstest(sample, fitted.frozen.cdf).statistic)
+    def distances(sample: np.ndarray, fitted: Parametric) -> np.ndarray:
+        ks = stats.kstest(sample, fitted.frozen.cdf).statistic
+        return np.array([ks, _anderson_darling(sample, fitted)])
 
-    seen, larger = distance(x, pool), 0
+    seen, larger = distances(x, pool), np.ones(2)
     for _ in range(n):
         sample = pool.quantile(rng.random(x.size))
         try:
-            larger += distance(sample, _ESTIMATORS[pool.family](sample)) >= seen
+            larger += distances(sample, _ESTIMATORS[pool.family](sample)) >= seen
         except ValueError:  # a resample that does not show the family: it fits worse, then
             larger += 1
-    return (larger + 1) / (n + 1)
+    ks, ad = larger / (n + 1)
+    return float(ks), float(ad)
 
 
 def _positive(x: np.ndarray, family: str) -> np.ndarray:

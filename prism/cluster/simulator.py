@@ -86,7 +86,7 @@ def draw_run_times(jobs: xr.Dataset, cv: float, seed: int) -> np.ndarray:
     """Real run times: ``Normal(N, cv N)`` cut off below `FLOOR` N, seconds, (job,).
 
     A pure function of seed and log, so every policy and estimator meets the same run times. The cut
-    moves the mean: by 0.01 % at cv 0.3, by 0.6 % at 0.5, beyond which a Normal is no run time.
+    moves the mean: by 0.01 % at cv 0.3, by 0.7 % at 0.5, beyond which a Normal is no run time.
     """
     if not 0 <= cv <= LARGEST_CV:
         raise ValueError(f"cv must lie between 0 and {LARGEST_CV}, got {cv}")
