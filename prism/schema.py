@@ -71,6 +71,8 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "temporal_cv_p95": ("1", "p95 over devices of temporal_cv"),
     "cv": ("1", "coefficient of variation, std / mean"),
     "count": ("1", "number of values"),
+    "borrowed": ("1", "0: a pool of its own, 1: one of any position, 2: one of any site"),
+    "samples_used": ("1", "samples of the pool that is drawn from"),
     "aic": ("1", "Akaike's information criterion"),
     "ks_pvalue": ("1", "p-value of the KS distance, parameters estimated"),
     "ad_statistic": ("1", "Anderson-Darling statistic"),

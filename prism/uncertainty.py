@@ -6,8 +6,12 @@ pools come from finitely many steps: refit on resampled steps, simulate again, a
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 import xarray as xr
+from scipy.stats import norm
 
 from prism import schema, stats
 from prism.dag import WorkloadDAG
@@ -63,8 +67,10 @@ def refitted(
         made_by="prism.uncertainty.refitted",
         source="synthetic" if observed.attrs["source"] == "synthetic" else "simulated",
         seed=seed,
-        provenance={**schema.provenance(observed), "q": q, "draws": draws, "block": block},
-    )
+        provenance={
+            **schema.provenance(observed), "q": q, "draws": draws, "block": block, "steps": n,
+        },
+    )  # fmt: skip
 
 
 def guarantee_with_fit(refits: xr.Dataset, confidence: float = 0.95) -> float:
@@ -95,3 +101,102 @@ def guarantee_with_fit(refits: xr.Dataset, confidence: float = 0.95) -> float:
     basic = 2 * estimate - float(np.quantile(values, 1 - confidence))
     percentile = float(np.quantile(values, confidence))
     return max(basic, percentile)
+
+
+#: part of the squared error left to drawing finitely often: draws are cheap, steps are not
+SHARE_OF_DRAWS = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure and to simulate for an interval of a wanted width.
+
+    Attributes
+    ----------
+    half_width : float, seconds
+        Of the interval of the quantile from the profile and the draws at hand.
+    steps : int
+        Steps to profile altogether.
+    more_steps : int
+        Steps to profile beyond those at hand.
+    draws : int
+        Draws to simulate.
+    """
+
+    half_width: float
+    steps: int
+    more_steps: int
+    draws: int
+
+
+def plan(refits: xr.Dataset, step_time, half_width: float, *, confidence: float = 0.95) -> Plan:
+    """Steps to profile and draws to simulate for a quantile known to ``+- half_width``.
+
+    The squared error of a predicted quantile is that of the fit to n steps and that of D draws,
+
+        half_width^2 = z^2 (s(n)^2 + d^2 / D),   z = Phi^-1((1 + confidence) / 2),
+
+    of which a tenth is left to the draws. ``s(n)`` is the larger of two estimates: the spread of the
+    quantile over refits (less what their draws add) as ``n^(-1/2)``; and the error of a quantile read off
+    n steps, ``(Q(q + e) - Q(q - e)) / 2`` with ``e = sqrt(q (1 - q) / n)`` and Q from the draws, which sees
+    a jump beside q that few refits cross.
+
+    This is the first of two stages (Stein 1945): measure, refit, and take the width from the longer
+    profile. A short profile knows nothing of what has not happened yet: where a rare event decides the
+    quantile, it promises too much.
+
+    Parameters
+    ----------
+    refits : Dataset of `refitted`, at least 40 resamples
+    step_time : DataArray or array (draw,), seconds
+        Draws of the model of the profile, at least 1000.
+    half_width : float, seconds
+    confidence : float
+        Of the interval that is wanted.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError
+        If the half width is not positive, or there are too few refits or draws.
+    """
+    values, x = refits["quantile_value"].values, np.sort(stats.independent(step_time))
+    if not half_width > 0:
+        raise ValueError(f"half_width must be a positive number of seconds, got {half_width}")
+    if values.size < 40 or x.size < 1000:
+        raise ValueError(
+            f"a plan needs at least 40 refits and 1000 draws, got {values.size} and {x.size}"
+        )
+    made = schema.provenance(refits)
+    q, have = made["q"], made["steps"]
+    z = float(norm.ppf((1 + confidence) / 2))
+    low, high = stats.quantile_interval(x, q, 0.95)
+    of_draw = ((high - low) / (2 * float(norm.ppf(0.975)))) ** 2 * x.size
+    of_refits = max(float(np.var(values, ddof=1)) - of_draw / made["draws"], 0.0)
+
+    def of_fit(n: int) -> float:
+        e = math.sqrt(q * (1 - q) / n)
+        below, above = np.quantile(x, [max(q - e, 0.0), min(q + e, 1.0)])
+        return max(of_refits * have / n, ((above - below) / 2) ** 2)
+
+    target = (half_width / z) ** 2
+    # a squared error below a part in 2^40 of today's is asked of no one
+    steps = _first(lambda n: of_fit(n) <= (1 - SHARE_OF_DRAWS) * target, have, have << 40)
+    draws = math.ceil(of_draw / (SHARE_OF_DRAWS * target))
+    return Plan(
+        half_width=z * math.sqrt(of_fit(have) + of_draw / x.size),
+        steps=steps,
+        more_steps=steps - have,
+        draws=max(stats.min_draws(q, confidence=confidence), draws),
+    )
+
+
+def _first(enough, low: int, high: int) -> int:
+    """Smallest n from `low` to `high` that is enough, by bisection."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low

@@ -111,6 +111,22 @@ def test_scope_follows_the_placement(prism_data):
     assert roles == {"pp", "embedding", "world"}
 
 
+def test_borrowing_is_told_pool_by_pool(prism_data):
+    """32 steps: with 40 samples asked for, one place of a rank borrows from all of its places."""
+    trace = read_trace(prism_data / "traces/straggler_analysis/trace-ST.parquet")
+    graph = build_graph(trace)
+    observed = observe(trace, graph)
+    pools = fit_pools(graph.dag, observed, min_samples=40)
+    told = traces.borrowing(graph.dag, observed, pools)
+    forward = told.sel(pool=[p for p in told.pool.values if p.startswith("forward-compute")])
+    assert np.all(forward["count"] == 32)
+    assert np.all(forward.borrowed == 1) and np.all(forward.samples_used == 4 * 32)
+    optimizer = told.sel(pool=[p for p in told.pool.values if p.startswith("optimizer stage")])
+    assert np.all(optimizer.borrowed == 2) and np.all(optimizer.samples_used == 2 * 32)
+    own = traces.borrowing(graph.dag, observed, fit_pools(graph.dag, observed))
+    assert np.all(own.borrowed == 0) and np.all(own.samples_used == own["count"])
+
+
 def test_small_pools_borrow(prism_data):
     trace = read_trace(prism_data / "traces/straggler_analysis/trace-ST.parquet")
     graph = build_graph(trace)

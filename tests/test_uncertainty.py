@@ -41,3 +41,43 @@ def test_bad_input_is_refused(process):
     refits = uncertainty.refitted(process, observed, resamples=3, draws=100)
     with pytest.raises(ValueError, match="at least 40 resamples, got 3"):
         uncertainty.guarantee_with_fit(refits)
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+def test_planned_steps_and_draws_give_the_wanted_width_against_theory(process, coupled):
+    """The scatter of p90 over profiles of the planned length is what was asked for, or less."""
+
+    def p90(seed, steps, draws):
+        model = fit_model(process, record(process, steps, seed, coupled=coupled))
+        return float(np.quantile(simulate(model, draws, seed=seed).step_time, 0.9))
+
+    observed = record(process, 60, 1, coupled=coupled)
+    refits = uncertainty.refitted(process, observed, q=0.9, resamples=40, draws=1000, block=1)
+    runs = simulate(fit_model(process, observed), 4000)
+    wanted = 1.96 * float(refits.quantile_value.std()) / 1.5
+    plan = uncertainty.plan(refits, runs.step_time, wanted)
+    assert 100 < plan.steps == 60 + plan.more_steps < 1200
+    again = [p90(100 + k, plan.steps, plan.draws) for k in range(16)]
+    scatter = 1.96 * np.std(again, ddof=1)
+    assert scatter < wanted * np.sqrt(_chi2_factor(15))
+    assert plan.half_width > wanted
+
+
+def _chi2_factor(degrees: int) -> float:
+    """Upper 99 % point of chi2 / degrees: what a sample variance of so many may show."""
+    from scipy.stats import chi2
+
+    return float(chi2.ppf(0.99, degrees)) / degrees
+
+
+def test_a_narrower_interval_needs_more(process):
+    observed = record(process, 40, 1, coupled=True)
+    refits = uncertainty.refitted(process, observed, resamples=40, draws=400, block=1)
+    runs = simulate(fit_model(process, observed), 1000)
+    wide, narrow = (uncertainty.plan(refits, runs.step_time, w) for w in (0.1, 0.001))
+    assert wide.more_steps == 0 and wide.draws == stats.min_draws()
+    assert narrow.steps > 1000 and narrow.draws > 10_000
+    with pytest.raises(ValueError, match="positive number of seconds"):
+        uncertainty.plan(refits, runs.step_time, 0.0)
+    with pytest.raises(ValueError, match="40 refits and 1000 draws, got 40 and 500"):
+        uncertainty.plan(refits, runs.step_time[:500], 0.1)

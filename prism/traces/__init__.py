@@ -6,7 +6,7 @@ separates durations from waiting, `replay` checks the two against the measured s
 """
 
 from prism.traces.dependence import CouplingFit, fit_coupling
-from prism.traces.fitting import fit_model, fit_pools, model_from_trace
+from prism.traces.fitting import borrowing, fit_model, fit_pools, model_from_trace
 from prism.traces.oplevel import TraceGraph, build_graph
 from prism.traces.reading import TraceError, read_trace
 from prism.traces.steps import observe, replay
@@ -15,6 +15,7 @@ __all__ = [
     "CouplingFit",
     "TraceError",
     "TraceGraph",
+    "borrowing",
     "build_graph",
     "fit_coupling",
     "fit_model",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
 
-from prism import poolfit
+from prism import poolfit, schema
 from prism.coupling import Coupling
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
@@ -58,6 +59,52 @@ def fit_pools(
             no_spread = x.size < 3 or np.ptp(x) == 0
             fitted[key] = poolfit.fit(x, "empirical" if no_spread else family).pool
     return fitted
+
+
+def borrowing(
+    dag: WorkloadDAG, observed: xr.Dataset, pools: Mapping[PoolKey, DurationPool]
+) -> xr.Dataset:
+    """How many samples each place of the step has of its own, and how far it borrows.
+
+    Parameters
+    ----------
+    dag : WorkloadDAG
+    observed : Dataset of `observe`
+    pools : mapping
+        Of `fit_pools`.
+
+    Returns
+    -------
+    Dataset
+        Per finest pool key (dimension `pool`, named by its text): ``count``, samples of its own;
+        ``borrowed``: 0 for a pool of its own, 1 for one of any position, 2 for one of any site;
+        ``samples_used``, of the pool that its ops draw from.
+    """
+    check_ops(observed, dag)
+    steps = observed.sizes["step"]
+    own = np.bincount(dag.pool_key_of_op, minlength=len(dag.pool_keys)) * steps
+    lines = [[key, *key.parents()] for key in dag.pool_keys]
+    used = [next(k for k in line if k in pools) for line in lines]
+    total: dict[PoolKey, int] = defaultdict(int)
+    for line, n in zip(lines, own, strict=True):
+        for k in line:
+            total[k] += int(n)
+
+    def depth(key: PoolKey, found: PoolKey) -> int:
+        if found == key:
+            return 0
+        return 1 if found.site == key.site else 2
+
+    return schema.dataset(
+        {
+            "count": ("pool", own),
+            "borrowed": ("pool", [depth(a, b) for a, b in zip(dag.pool_keys, used, strict=True)]),
+            "samples_used": ("pool", [total[k] for k in used]),
+        },
+        coords={"pool": np.array([str(k) for k in dag.pool_keys], dtype="U")},
+        made_by="prism.traces.borrowing",
+        source=observed.attrs["source"],
+    )
 
 
 def model_from_trace(
