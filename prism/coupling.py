@@ -119,7 +119,7 @@ def op_class(signature: Signature) -> str:
     """
     match signature.category:
         case Category.COMPUTE:
-            return "compute"
+            return signature.role  # the device's work, or the host's
         case Category.GAP:
             return "gap"
         case _:

@@ -113,6 +113,7 @@ VARIABLES |= {
     "site_text": ("1", "name of a site"),
     "edges_of_op": ("1", "number of ops that the op waits for"),
     "edge_from": ("1", "op that is waited for"),
+    "edge_to": ("1", "op that waits"),
     "members_of_op": ("1", "number of participating ranks"),
     "member_rank": ("1", "participating rank"),
     "leaders": ("1", "lowest replica of each one's group"),

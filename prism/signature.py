@@ -22,8 +22,9 @@ class Category(enum.IntEnum):
 
 
 #: roles of process groups; ``embedding`` ties the first and the last pipeline stage, ``world``
-#: every rank. ``pp`` is the traffic between neighbouring stages
-ROLES = ("compute", "tp", "pp", "dp", "cp", "ep", "embedding", "world", "gap")
+#: every rank, ``group`` is one of which no more is known. ``pp`` is the traffic between stages.
+#: ``host`` is work of the CPU that launches
+ROLES = ("compute", "tp", "pp", "dp", "cp", "ep", "embedding", "world", "gap", "group", "host")
 
 
 @dataclass(frozen=True, order=True)
@@ -38,7 +39,7 @@ class Signature:
         Shapes or bytes; where a source has none, what decides the amount of work (the stage).
     dtype : str
     role : str
-        The role of its process group, one of `ROLES`; ``compute`` for local work.
+        The role of its process group, one of `ROLES`; ``compute`` or ``host`` for local work.
     scope : str
         ``local``, ``intra_node`` or ``inter_node``.
 
@@ -61,7 +62,7 @@ class Signature:
     @property
     def category(self) -> Category:
         """Category that follows from the role: only pipeline traffic is point-to-point."""
-        if self.role == "compute":
+        if self.role in ("compute", "host"):
             return Category.COMPUTE
         if self.role == "gap":
             return Category.GAP
@@ -69,7 +70,7 @@ class Signature:
 
     def __str__(self) -> str:
         parts = [self.op, self.shape, self.dtype]
-        parts += [] if self.role == "compute" else [self.role, self.scope]
+        parts += [] if self.category == Category.COMPUTE else [self.role, self.scope]
         return " ".join(p for p in parts if p)
 
 

@@ -7,14 +7,16 @@ separates durations from waiting, `replay` checks the two against the measured s
 
 from prism.traces.dependence import CouplingFit, fit_coupling
 from prism.traces.fitting import borrowing, fit_model, fit_pools, model_from_trace
-from prism.traces.oplevel import TraceGraph, build_graph
-from prism.traces.reading import TraceError, read_trace
+from prism.traces.graph import TraceGraph, build_graph
+from prism.traces.reading import read_trace
+from prism.traces.records import TraceError, TraceWarning
 from prism.traces.steps import observe, replay
 
 __all__ = [
     "CouplingFit",
     "TraceError",
     "TraceGraph",
+    "TraceWarning",
     "borrowing",
     "build_graph",
     "fit_coupling",

@@ -15,7 +15,7 @@ from prism.model import StepModel
 from prism.pools import DurationPool
 from prism.signature import PoolKey
 from prism.traces.dependence import fit_coupling
-from prism.traces.oplevel import build_graph
+from prism.traces.graph import build_graph
 from prism.traces.steps import check_ops, observe
 
 MIN_SAMPLES = 10

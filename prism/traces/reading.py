@@ -1,143 +1,99 @@
-"""Op-level records of many steps, from parquet of the StragglerAnalysis kind.
-
-One row per op: ``dp_rank, stage, rank, step, optype, start_ts, duration`` (seconds; `start_ts` from
-the start of the step), ``seq_id`` (count of this optype on this rank), ``mc`` (model chunk),
-``mb_id`` (microbatch, -1 where the op has none). Published with Lin et al., OSDI 2025.
-"""
+"""One door for traces of every format."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import xarray as xr
 
-from prism import schema
-from prism.tables import TableError, labels, numbers, read_table, require_columns
+from prism.traces.profiler import read_profiler
+from prism.traces.records import TraceError
+from prism.traces.straggler import is_op_level, read_op_level
+from prism.traces.table import read_record_table
 
-COLUMNS = (
-    "dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id",
-)  # fmt: skip
-INTEGERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
-HIGHEST_RANK = 1 << 22
-LONGEST_STEP = 1e7
-
-
-class TraceError(ValueError):
-    """A trace that cannot give a trustworthy graph; the message names file and place."""
+#: what a folder is searched for
+JSON = (".json", ".json.gz")
+TABLES = (".parquet", ".csv", ".csv.gz")
 
 
-def read_trace(paths: str | Path | Sequence[str | Path]) -> xr.Dataset:
-    """Read measured steps into one Dataset.
+def read_trace(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    ranks: Sequence[int] | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
+    """Read measured steps into one Dataset, whatever wrote them.
 
     Parameters
     ----------
     paths : path or sequence of paths
-        Parquet files of the StragglerAnalysis kind (needs the extra ``parquet``). Several files
-        are steps of one job: they must have the same ops and no step in common.
+        A folder, or files of one job, all of one format:
+
+        - Kineto / PyTorch profiler JSON (``.json``, ``.json.gz``), one file a rank;
+        - op-level parquet of the StragglerAnalysis kind (`prism.traces.straggler`);
+        - a plain table, CSV or parquet, of columns ``rank, step, op, start, duration`` and optionally
+          ``group`` and others (`prism.traces.table`).
+    ranks : sequence of int, optional
+        Rank of each profiler file, where files do not tell.
+    progress : bool
+        Show a bar while reading.
 
     Returns
     -------
     Dataset
-        ``start(step, op)`` and ``duration(step, op)``, seconds, raw as recorded (communication
-        includes waiting), with coordinates ``name, rank, dp, stage, microbatch, seq`` on `op`.
+        ``start(step, op)`` and ``duration(step, op)``, seconds, raw as recorded (communication includes
+        waiting), with coordinates ``name, rank, stream, role, group, seq, shape, dtype, dp, stage,
+        microbatch`` on `op`; ``edge_from`` and ``edge_to`` where the reader found dependencies.
 
     Raises
     ------
     TraceError
-        Missing file, missing columns, no rows, steps with different ops, negative or non-finite
-        times, several model chunks per stage.
+        Missing or damaged files, mixed formats, and what the reader of the format refuses.
+
+    Warns
+    -----
+    TraceWarning
+        Once, with counts: events left out, steps left out, a rank known from a file name only.
     """
-    files = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
-    if not files:
-        raise TraceError("no trace given; name at least one file")
-    tables = [_read_table(f) for f in files]
-    for i, a in enumerate(tables):
-        for j in range(i):
-            both = set(a["step"]) & set(tables[j]["step"])
-            if both:
-                raise TraceError(
-                    f"{files[i]}: step {min(both)} is also in {files[j]}; one job records a step once"
-                )
-    return _to_dataset(pd.concat(tables, ignore_index=True), ", ".join(f.name for f in files))
-
-
-def _read_table(path: Path) -> pd.DataFrame:
-    if path.is_file() and path.suffix != ".parquet":
+    files = _files([Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)])
+    formats = {_format(f) for f in files}
+    if len(formats) > 1:
         raise TraceError(
-            f"{path}: not a .parquet file; op-level parquet is the one trace format read so far"
+            f"files of different formats ({', '.join(sorted(formats))}); give one job's"
         )
-    try:
-        table = read_table(path)
-        require_columns(table, COLUMNS, path)
-        out = {"optype": labels(table, "optype", path)}
-        for column in COLUMNS:
-            if column != "optype":
-                whole = column not in ("start_ts", "duration")
-                least = -1 if column in ("mb_id", "mc") else 0
-                out[column] = numbers(table, column, path, least=least, whole=whole)
-    except TableError as fault:
-        raise TraceError(str(fault)) from fault
-    checked = pd.DataFrame(out).astype(dict.fromkeys(INTEGERS, np.int64))
-    for column, limit in (("rank", HIGHEST_RANK), ("start_ts", LONGEST_STEP)):
-        if checked[column].max() > limit:
-            raise TraceError(
-                f"{path}: {column} goes up to {checked[column].max():g}, over {limit:g}; start_ts counts "
-                "seconds from the start of the step, ranks from 0"
-            )
-    if checked["mc"].max() > 0:
-        raise TraceError(
-            f"{path}: {int(checked['mc'].max()) + 1} model chunks per stage (interleaved pipeline) are "
-            "not supported yet"
-        )
-    return checked
+    if formats == {"json"}:
+        return read_profiler(files, ranks=ranks, progress=progress)
+    if ranks is not None:
+        raise TraceError("ranks= is for profiler files; a table has a column rank")
+    return read_op_level(files) if formats == {"op-level parquet"} else read_record_table(files)
 
 
-def _to_dataset(table: pd.DataFrame, name: str) -> xr.Dataset:
-    """Rectangular (step, op): every step must hold the same ops."""
-    identity = ["rank", "optype", "seq_id"]
-    table = table.sort_values([*identity, "step"], kind="stable")
-    repeated = table.duplicated([*identity, "step"])
-    if repeated.any():
-        r = table[repeated].iloc[0]
-        raise TraceError(f"{name}: {_where(r)} is recorded twice in step {r.step}")
-    steps = np.unique(table["step"])
-    counts = table.groupby(identity, sort=False, observed=True)["step"].transform("size")
-    if (counts != steps.size).any():
-        r = table[counts != steps.size].iloc[0]
-        raise TraceError(
-            f"{name}: {_where(r)} is present in {counts[r.name]} of {steps.size} steps; "
-            "steps must record the same ops"
-        )
-    ops = table[table["step"] == steps[0]].reset_index(drop=True)
-    shape = (len(ops), steps.size)
-
-    def matrix(column: str) -> np.ndarray:
-        return table[column].to_numpy(np.float64).reshape(shape).T
-
-    for column in ("dp_rank", "stage", "mb_id"):
-        values = matrix(column)
-        if (values != values[0]).any():
-            at = int(np.argmax((values != values[0]).any(axis=0)))
-            raise TraceError(f"{name}: {_where(ops.iloc[at])} changes its {column} between steps")
-    return schema.dataset(
-        {"start": (("step", "op"), matrix("start_ts")), "duration": (("step", "op"), matrix("duration"))},
-        coords={
-            "step": steps.astype(np.int64),
-            "name": ("op", ops["optype"].to_numpy(dtype=object).astype("U")),
-            "rank": ("op", ops["rank"].to_numpy(np.int32)),
-            "dp": ("op", ops["dp_rank"].to_numpy(np.int32)),
-            "stage": ("op", ops["stage"].to_numpy(np.int32)),
-            "microbatch": ("op", ops["mb_id"].to_numpy(np.int32)),
-            "seq": ("op", ops["seq_id"].to_numpy(np.int32)),
-        },
-        made_by="prism.read_trace",
-        source="measured",
-        provenance={"files": name, "format": "op-level parquet"},
-    )  # fmt: skip
+def _files(paths: list[Path]) -> list[Path]:
+    if not paths:
+        raise TraceError("no trace given; name at least one file or folder")
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(f for f in path.iterdir() if f.name.endswith((*JSON, *TABLES)))
+        if not inside:
+            raise TraceError(f"{path}: no trace in this folder ({', '.join((*JSON, *TABLES))})")
+        found += inside
+    for f in found:
+        if not f.is_file():
+            raise TraceError(f"{f}: no such file")
+    return found
 
 
-def _where(row: pd.Series) -> str:
-    return f"{row.optype} {row.seq_id} on rank {row['rank']}"
+def _format(path: Path) -> str:
+    if path.name.endswith(JSON):
+        return "json"
+    if path.suffix == ".parquet" and is_op_level(path):
+        return "op-level parquet"
+    if path.name.endswith(TABLES):
+        return "table"
+    raise TraceError(
+        f"{path}: not a trace that can be read; known are {', '.join((*JSON, *TABLES))}"
+    )

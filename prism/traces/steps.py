@@ -8,7 +8,7 @@ import xarray as xr
 from prism import schema
 from prism.dag import WorkloadDAG
 from prism.montecarlo import propagate
-from prism.traces.oplevel import TraceGraph
+from prism.traces.graph import ROUNDING, TraceGraph
 
 
 def observe(trace: xr.Dataset, graph: TraceGraph) -> xr.Dataset:
@@ -36,11 +36,14 @@ def observe(trace: xr.Dataset, graph: TraceGraph) -> xr.Dataset:
     np.maximum.at(end, graph.op_of_record, raw_end)
     np.minimum.at(first_end, graph.op_of_record, raw_end)
     joined = np.diff(dag.member_ptr) > 1
+    ready = _last_end(dag, end)
+    # an overlap that small is rounding, or a launch that runs ahead: the op begins when it could
+    start = np.where((start < ready) & (start >= ready - ROUNDING), np.minimum(ready, end), start)
     spread = (end - first_end)[joined]
     return schema.dataset(
         {
             "duration": (("step", "op"), (end - start).T),
-            "gap": (("step", "op"), np.maximum(0.0, start - _last_end(dag, end)).T),
+            "gap": (("step", "op"), np.maximum(0.0, start - ready).T),
             "step_time": ("step", end.max(axis=0)),
         },
         coords={"step": trace["step"].values},

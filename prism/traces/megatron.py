@@ -22,12 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from prism.dag import DagBuilder, WorkloadDAG
 from prism.signature import Signature
-from prism.traces.reading import TraceError
+from prism.traces.graph import TraceGraph
+from prism.traces.records import TraceError
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
@@ -42,21 +41,6 @@ ROLES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class TraceGraph:
-    """The graph of a traced step and where each record went.
-
-    Attributes
-    ----------
-    dag : WorkloadDAG
-    op_of_record : ndarray (record,), int64
-        Op of the graph that a record (the `op` dimension of the trace) is a member of.
-    """
-
-    dag: WorkloadDAG
-    op_of_record: np.ndarray
-
-
 @dataclass(frozen=True)
 class _Record:
     index: int
@@ -69,14 +53,8 @@ class _Record:
     start: float
 
 
-def build_graph(trace: xr.Dataset, *, gpus_per_node: int = 8) -> TraceGraph:
-    """Build the graph of a step from a trace of `read_trace`.
-
-    Parameters
-    ----------
-    trace : Dataset
-    gpus_per_node : int
-        Which machine a rank sits on is not recorded: ranks are placed in order, this many a node.
+def megatron_graph(trace: xr.Dataset, gpus_per_node: int) -> TraceGraph:
+    """Graph of an op-level trace; see `prism.traces.build_graph`.
 
     Raises
     ------
@@ -84,8 +62,6 @@ def build_graph(trace: xr.Dataset, *, gpus_per_node: int = 8) -> TraceGraph:
         Unknown op types, a send without its receive, a rank without compute ops, members of a
         collective missing.
     """
-    if gpus_per_node < 1:
-        raise ValueError(f"gpus_per_node must be at least 1, got {gpus_per_node}")
     records = _records(trace)
     last_stage = max(r.stage for r in records)
     node = {r.rank: r.rank // gpus_per_node for r in records}
@@ -101,22 +77,11 @@ def build_graph(trace: xr.Dataset, *, gpus_per_node: int = 8) -> TraceGraph:
             builder.wait(op, after)
     nodes = np.arange(max(node) + 1) // gpus_per_node
     dag = builder.build(nodes)
-    _check_connected(dag, sorted(node))
     return TraceGraph(dag, builder.placed[numbers])
 
 
-def _check_connected(dag: WorkloadDAG, ranks: list[int]) -> None:
-    """Ranks of one job meet, directly or through others, and stages meet their neighbours."""
-    first = dag.member[dag.member_ptr[:-1]].repeat(np.diff(dag.member_ptr))
-    size = int(max(ranks)) + 1
-    met = coo_array((np.ones(first.size), (first, dag.member)), shape=(size, size))
-    _, component = connected_components(met, directed=False)
-    apart = [r for r in ranks if component[r] != component[ranks[0]]]
-    if apart:
-        raise TraceError(
-            f"rank {apart[0]} ({len(apart)} of {len(ranks)} ranks) communicates with none of the ranks "
-            f"around rank {ranks[0]}: communication ops are missing from the trace"
-        )
+def check_stages(dag: WorkloadDAG) -> None:
+    """Stages meet their neighbours."""
     stages = {int(s) for s in dag.stage[dag.stage >= 0]}
     links = {s.shape for s in dag.signatures if s.role == "pp"}
     for a, b in itertools.pairwise(sorted(stages)):

@@ -1,0 +1,242 @@
+"""Ranks of one job as one trace: which collectives are the same, whose clock is off, which steps match.
+
+A process group is keyed by its list of ranks, never by its name, which differs between processes. Within a
+group, collectives match by order and must be of one kind. Members of a collective end together, which
+checks the match and tells how far apart clocks are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism.traces.device import RankSteps
+from prism.traces.kineto import Communication
+from prism.traces.records import TraceError
+
+#: kinds by what names contain, the first that fits
+KINDS = (
+    ("all_reduce", ("allreduce", "all_reduce")),
+    ("reduce_scatter", ("reducescatter", "reduce_scatter")),
+    ("all_gather", ("allgather", "all_gather")),
+    ("all_to_all", ("alltoall", "all_to_all")),
+    ("broadcast", ("broadcast",)),
+    ("send", ("send",)),
+    ("recv", ("recv", "receive")),
+    ("reduce", ("reduce",)),
+    ("gather", ("gather",)),
+    ("scatter", ("scatter",)),
+    ("barrier", ("barrier",)),
+)
+ROLE_WORDS = (
+    ("tp", ("tensor", "tp")), ("pp", ("pipeline", "pp")), ("cp", ("context", "cp")),
+    ("ep", ("expert", "ep")), ("dp", ("data", "dp", "fsdp", "ddp", "replicate", "shard")),
+)  # fmt: skip
+#: members of one collective that end further apart than this part of the step do not belong together
+APART = 0.1
+#: or than this, ns
+APART_NS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank's part in a collective: which op, of which group, the how many-th of it."""
+
+    rank: int
+    op: int
+    group: tuple[int, ...]
+    kind: str
+    nth: int
+    said: Communication
+
+
+def kind_of(name: str, said: Communication) -> str:
+    """Kind of a collective from what it says, else from its kernel's name.
+
+    NCCL's ``SendRecv`` may be an all-to-all, a send, a receive or a batch: that name alone tells nothing.
+    """
+    for text in (said.name.lower(), "" if "sendrecv" in name.lower() else name.lower()):
+        for kind, words in KINDS:
+            if any(w in text for w in words):
+                return kind
+    return "send_recv" if "sendrecv" in name.lower() else "collective"
+
+
+def role_of(group: tuple[int, ...], world: int, about: str) -> str:
+    """Role of a process group: from its description, else ``world`` if it holds every rank."""
+    words = set(re.split(r"[^a-z]+", about.lower()))
+    for role, known in ROLE_WORDS:
+        if words & set(known):
+            return role
+    return "world" if len(group) == world else "group"
+
+
+def members(ranks: list[RankSteps]) -> list[Member]:
+    """Every rank's part in every collective.
+
+    Raises
+    ------
+    TraceError
+        A rank takes part in a group that it does not belong to; ranks whose collectives do not match.
+    """
+    present = tuple(r.rank for r in ranks)
+    world = max(max(present) + 1, *(r.world_size or 0 for r in ranks))
+    out = []
+    for r in ranks:
+        count: Counter = Counter()
+        start = np.median(r.start, axis=0)
+        order = sorted(r.communication, key=lambda op: (r.communication[op].seq or 0, start[op]))
+        for op in order:
+            said = r.communication[op]
+            group = _group(said, r.rank, world)
+            kind = kind_of(r.name[op], said)
+            if kind in ("send", "recv"):
+                peer = said.dst if kind == "send" else said.src
+                if peer is None or peer < 0:
+                    kind = "send_recv"
+                else:
+                    group = (r.rank, peer) if kind == "send" else (peer, r.rank)
+                    kind = "transfer"
+            if r.rank not in group:
+                raise TraceError(
+                    f"rank {r.rank} takes part in a {kind} of ranks {_text(group)}, to which it does not "
+                    "belong: its rank or its groups are wrong"
+                )
+            # one queue for each group: kinds in it must follow each other alike on all its ranks
+            queue = (group, kind == "transfer")
+            out.append(Member(r.rank, op, group, kind, count[queue], said))
+            count[queue] += 1
+    _check(out, set(present), world)
+    return out
+
+
+def _group(said: Communication, rank: int, world: int) -> tuple[int, ...]:
+    if said.ranks is not None:
+        return said.ranks
+    if said.group_size is not None and said.group_size != world:
+        # unknown which ranks: alone with its size, so that it is not joined with anybody
+        return (rank,)
+    return tuple(range(world))
+
+
+def _check(found: list[Member], present: set[int], world: int) -> None:
+    by_group: dict[tuple, dict[int, list[str]]] = defaultdict(dict)
+    for m in found:
+        by_group[m.group, m.kind == "transfer"].setdefault(m.rank, []).append(m.kind)
+    for (group, _), kinds in by_group.items():
+        here = [r for r in group if r in present]
+        absent = [r for r in here if r not in kinds]
+        if absent:
+            raise TraceError(
+                f"rank {absent[0]} has none of the collectives of ranks {_text(group)} that rank "
+                f"{next(iter(kinds))} has; its trace lacks them"
+            )
+        lengths = {len(v) for v in kinds.values()}
+        first = kinds[here[0]]
+        if len(lengths) > 1:
+            a, b = (
+                min(kinds, key=lambda r: len(kinds[r])),
+                max(kinds, key=lambda r: len(kinds[r])),
+            )
+            raise TraceError(
+                f"collectives of ranks {_text(group)} do not match: rank {a} has {len(kinds[a])} in a step, "
+                f"rank {b} has {len(kinds[b])}"
+            )
+        for r in here[1:]:
+            wrong = [
+                i for i, (a, b) in enumerate(zip(first, kinds[r], strict=True)) if not _alike(a, b)
+            ]
+            if wrong:
+                raise TraceError(
+                    f"collectives of ranks {_text(group)} do not match: number {wrong[0]} is a "
+                    f"{first[wrong[0]]} on rank {here[0]} and a {kinds[r][wrong[0]]} on rank {r}"
+                )
+
+
+def _alike(a: str, b: str) -> bool:
+    vague = ("collective", "send_recv")
+    return a == b or a in vague or b in vague
+
+
+def _text(group: tuple[int, ...]) -> str:
+    shown = ",".join(map(str, group[:8]))
+    return shown + (f",... ({len(group)})" if len(group) > 8 else "")
+
+
+def common_steps(ranks: list[RankSteps]) -> np.ndarray:
+    """Numbers of the steps that every rank has.
+
+    Raises
+    ------
+    TraceError
+        If there are none.
+    """
+    steps = ranks[0].steps
+    for r in ranks[1:]:
+        steps = np.intersect1d(steps, r.steps)
+    if steps.size == 0:
+        a, b = ranks[0], next(r for r in ranks if not set(r.steps) & set(ranks[0].steps))
+        raise TraceError(
+            f"no step in common: rank {a.rank} has {_text(tuple(a.steps.tolist()))}, rank {b.rank} has "
+            f"{_text(tuple(b.steps.tolist()))}; record the same steps on every rank"
+        )
+    return steps
+
+
+def align_clocks(ranks: list[RankSteps], found: list[Member]) -> np.ndarray:
+    """Clock offsets, ns (rank,), from ends of collectives; times are corrected in place.
+
+    Members of a collective end together, so each rank's median lead over the others is its clock's.
+    Repeated, since groups overlap; at rest when no rank is off by more than a nanosecond.
+    """
+    index = {r.rank: i for i, r in enumerate(ranks)}
+    rows = defaultdict(list)
+    for m in found:
+        rows[m.group, m.nth, m.kind == "transfer"].append(m)
+    joined = [ms for ms in rows.values() if len(ms) > 1]
+    offset = np.zeros(len(ranks))
+    for _ in range(100):
+        leads: list[list[np.ndarray]] = [[] for _ in ranks]
+        for ms in joined:
+            # whole nanoseconds since the epoch do not fit a float: count from the first member's end
+            first = ranks[index[ms[0].rank]].end[:, ms[0].op]
+            ends = np.array(
+                [(ranks[i].end[:, m.op] - first) - offset[i] for m in ms for i in (index[m.rank],)]
+            )
+            centre = np.median(ends, axis=0)
+            for m, e in zip(ms, ends, strict=True):
+                leads[index[m.rank]].append(e - centre)
+        change = np.array([np.median(np.concatenate(x)) if x else 0.0 for x in leads])
+        offset += change
+        if np.max(np.abs(change), initial=0.0) < 1.0:
+            break
+    offset -= np.median(offset)
+    whole = np.rint(offset).astype(np.int64)
+    for r, o in zip(ranks, whole, strict=True):
+        r.start, r.end, r.origin = r.start - o, r.end - o, r.origin - o
+    return whole
+
+
+def check_ends(ranks: list[RankSteps], found: list[Member], length: np.ndarray) -> None:
+    """Refuse collectives whose members do not end together: they are not the same one.
+
+    Parameters
+    ----------
+    length : ndarray (step,), ns
+        Of the steps.
+    """
+    by_rank = {r.rank: r for r in ranks}
+    rows = defaultdict(list)
+    for m in found:
+        rows[m.group, m.nth, m.kind == "transfer"].append(m)
+    for (group, nth, _), ms in rows.items():
+        ends = np.array([by_rank[m.rank].end[:, m.op] for m in ms])
+        apart = np.median(np.ptp(ends, axis=0) / np.maximum(length, 1))
+        if apart > APART and np.median(np.ptp(ends, axis=0)) > APART_NS:
+            raise TraceError(
+                f"{ms[0].kind} number {nth} of ranks {_text(group)} ends {apart:.0%} of a step apart on its "
+                "members: they are not the same collective, or clocks are far off"
+            )

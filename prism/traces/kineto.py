@@ -1,0 +1,469 @@
+"""Kineto and PyTorch profiler JSON of one rank: events as columns.
+
+Names and types of fields are those of libkineto's writer, of all versions in use: categories and keys in
+either case, streams as numbers or text, times as integers, decimals or text, relative to
+``baseTimeNanoseconds`` or not. Times become whole nanoseconds without passing through a float that
+cannot hold them.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from itertools import compress
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from prism.traces.jsonstream import EventStream
+from prism.traces.records import TraceError
+
+#: microseconds up to which a float64 holds whole nanoseconds (its spacing there is 0.98 ns)
+EXACT_AS_FLOAT = 2.0**43
+LONGEST_NS = 1 << 61
+
+
+class Kind(enum.IntEnum):
+    """What an event is."""
+
+    DEVICE = 0  # kernel, memcpy, memset
+    CALL = 1  # runtime or driver call
+    OP = 2  # CPU op
+    NOTE = 3  # annotation
+    SYNC = 4  # what a stream waits for
+
+
+_KINDS = {
+    "kernel": Kind.DEVICE, "gpu_memcpy": Kind.DEVICE, "gpu_memset": Kind.DEVICE,
+    "memcpy": Kind.DEVICE, "memset": Kind.DEVICE, "concurrent_kernel": Kind.DEVICE,
+    "cuda_runtime": Kind.CALL, "cuda_driver": Kind.CALL, "runtime": Kind.CALL,
+    "hip_runtime": Kind.CALL, "hip_api": Kind.CALL, "xpu_runtime": Kind.CALL,
+    "privateuse1_runtime": Kind.CALL,
+    "cpu_op": Kind.OP, "operator": Kind.OP,
+    "user_annotation": Kind.NOTE, "cuda_sync": Kind.SYNC,
+}  # fmt: skip
+
+Number = int | float | None
+_ABSENT = msgspec.Raw()
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments of an event that are read; everything else is skipped."""
+
+    correlation: int | None = None
+    external: int | None = msgspec.field(default=None, name="External id")
+    external_old: int | None = msgspec.field(default=None, name="external id")
+    stream: int | str | None = None
+    dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
+    dims_old: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input dims")
+    grid: msgspec.Raw = _ABSENT
+    block: msgspec.Raw = _ABSENT
+    bytes: int | float | None = None
+    graph_node: int | None = msgspec.field(default=None, name="graph node id")
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    dtype: str | None = None
+    elements_in: int | None = msgspec.field(default=None, name="In msg nelems")
+    elements_out: int | None = msgspec.field(default=None, name="Out msg nelems")
+    group_size: int | None = msgspec.field(default=None, name="Group size")
+    group_ranks: str | list | None = msgspec.field(default=None, name="Process Group Ranks")
+    group_text: str | None = msgspec.field(default=None, name="Process Group Description")
+    seq: int | None = msgspec.field(default=None, name="Seq")
+    src: int | None = msgspec.field(default=None, name="Src Rank")
+    dst: int | None = msgspec.field(default=None, name="Dst Rank")
+    wait_stream: int | None = msgspec.field(default=None, name="wait_on_stream")
+    wait_record: int | None = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of the file, times in microseconds."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | int | None = None
+    tid: int | str | None = None
+    ts: Number = None
+    dur: Number = None
+    args: Args | None = None
+
+
+class ExactEvent(Event, gc=False):
+    """The same with times as decimal text, for files whose times no float can hold."""
+
+    ts: Decimal | None = None
+    dur: Decimal | None = None
+
+
+class Communication(NamedTuple):
+    """What a collective or transfer says about itself; None where it does not."""
+
+    name: str
+    dtype: str
+    elements: int
+    group_size: int | None
+    ranks: tuple[int, ...] | None
+    about: str
+    seq: int | None
+    src: int | None
+    dst: int | None
+
+
+class Wait(NamedTuple):
+    """A stream's wait on what another stream had been given before an event was recorded."""
+
+    stream: int | None
+    record: int | None
+
+
+@dataclass
+class Events:
+    """Events of one rank as columns, sorted by start.
+
+    Attributes
+    ----------
+    kind : ndarray (event,), `Kind`
+    name, shape : ndarray (event,), int32
+        Index into `texts`. The shape of a CPU op is its input dims, of a kernel its grid and block.
+    start, duration : ndarray (event,), int64, nanoseconds
+    thread : ndarray (event,), int32
+    stream, correlation, external : ndarray (event,), int64; -1 for none
+    communication, wait : dict of event to what it says
+    lost : Counter
+        Events left out, by reason.
+    """
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    texts: list[str]
+    kind: np.ndarray
+    name: np.ndarray
+    shape: np.ndarray
+    start: np.ndarray
+    duration: np.ndarray
+    thread: np.ndarray
+    stream: np.ndarray
+    correlation: np.ndarray
+    external: np.ndarray
+    communication: dict[int, Communication] = field(default_factory=dict)
+    wait: dict[int, Wait] = field(default_factory=dict)
+    lost: Counter = field(default_factory=Counter)
+
+    def of(self, kind: Kind) -> np.ndarray:
+        """Indices of events of one kind, by start."""
+        return np.flatnonzero(self.kind == kind)
+
+    def text(self, codes: np.ndarray) -> np.ndarray:
+        """Texts of codes, as objects."""
+        return np.array(self.texts, dtype=object)[codes]
+
+
+def read_kineto(path: Path) -> Events:
+    """Read one file.
+
+    Raises
+    ------
+    TraceError
+        Unreadable, empty, truncated or damaged file; an event whose fields have wrong types.
+    """
+    columns = _Columns(path)
+    stream = EventStream(path, list[Event])
+    for batch in stream:
+        columns.add(batch)
+        if columns.inexact:
+            break
+    if columns.inexact:
+        columns = _Columns(path, exact=True)
+        stream = EventStream(path, list[ExactEvent])
+        for batch in stream:
+            columns.add(batch)
+    return columns.events(stream)
+
+
+class _Columns:
+    """Collects batches of events into columns."""
+
+    def __init__(self, path: Path, *, exact: bool = False) -> None:
+        self.path, self.exact, self.inexact = path, exact, False
+        self._nanoseconds: Callable = _exact_ns if exact else _float_ns
+        self._code: dict[str, int] = {"": 0}
+        self._threads: dict[Any, int] = {}
+        self._kind_of: dict[str | None, int] = {}
+        self._tells: dict[Any, bool] = {}
+        self._squeezed: dict[Any, str] = {}
+        self._parts: list[dict[str, np.ndarray]] = []
+        self._communication: dict[int, Communication] = {}
+        self._wait: dict[int, Wait] = {}
+        self._size = 0
+        self.lost: Counter = Counter()
+
+    def add(self, batch: Sequence[Event]) -> None:
+        for kind, events in self._by_kind(batch).items():
+            if not self._timed(events):
+                lost = len(events)
+                events = [e for e in events if e.ts is not None and e.dur is not None]
+                self.lost["no time, or not a number"] += lost - len(events)
+            start = list(map(_TS, events))
+            if not self.exact and _needs_exact(start):
+                self.inexact = True
+                return
+            if events:
+                self._parts.append(self._part(kind, events, start))
+                self._size += len(events)
+
+    @staticmethod
+    def _timed(events: Sequence[Event]) -> bool:
+        return None not in map(_TS, events) and None not in map(_DUR, events)
+
+    def _by_kind(self, batch: Sequence[Event]) -> dict[Kind, list[Event]]:
+        """Complete events of the kinds that are read; anything else is skipped at once."""
+        cats = list(map(_CAT, batch))
+        for cat in set(cats) - self._kind_of.keys():
+            self._kind_of[cat] = int(_KINDS.get((cat or "").lower(), -1))
+        kinds = np.fromiter(map(self._kind_of.__getitem__, cats), np.int8, len(cats))
+        out: dict[Kind, list[Event]] = {}
+        for kind in Kind:
+            events = [e for e in compress(batch, (kinds == kind).tolist()) if e.ph in _COMPLETE]
+            if kind == Kind.CALL:
+                events = self._telling(events)
+            elif kind == Kind.OP:
+                events = [e for e in events if _useful(e)]
+            if events:
+                out[kind] = events
+        return out
+
+    def _telling(self, calls: list[Event]) -> list[Event]:
+        """Calls that may launch, copy, record, wait or synchronise."""
+        names = list(map(_NAME, calls))
+        for name in set(names) - self._tells.keys():
+            self._tells[name] = not (isinstance(name, str) and _SILENT.search(name))
+        return list(compress(calls, map(self._tells.__getitem__, names)))
+
+    def _part(self, kind: Kind, events: list[Event], start: list) -> dict[str, np.ndarray]:
+        code, threads, n = self._code, self._threads, len(events)
+        args = list(map(_ARGS, events))
+        if None in args:
+            args = [_NONE if a is None else a for a in args]
+        nothing, no_text = np.full(n, -1, np.int64), np.zeros(n, np.int32)
+        part = {
+            "kind": np.full(n, kind, np.int8),
+            "name": _codes(_texts(list(map(_NAME, events))), code),
+            "thread": _codes(list(map(_TID, events)), threads),
+            "start": self._nanoseconds(start),
+            "duration": self._nanoseconds(list(map(_DUR, events))),
+            "shape": no_text,
+            "stream": nothing,
+            "correlation": nothing,
+            "external": nothing,
+        }
+        if kind != Kind.NOTE:
+            part["external"] = _integers(
+                [a.external if a.external is not None else a.external_old for a in args]
+            )
+        if kind in (Kind.DEVICE, Kind.OP):
+            part["shape"] = _codes(self._shapes(args), code)
+        if kind in (Kind.DEVICE, Kind.CALL, Kind.SYNC):
+            part["correlation"] = _integers([a.correlation for a in args])
+        if kind == Kind.DEVICE:
+            part["stream"] = _integers(
+                [_stream(a.stream, e.tid) for a, e in zip(args, events, strict=True)]
+            )
+        elif kind == Kind.SYNC:
+            part["stream"] = _integers([_digits(a.stream) for a in args])
+        self._facts(kind, args)
+        return part
+
+    def _shapes(self, args: Sequence[Args]) -> list[str]:
+        """Input dims, else grid and block, else bytes, as text without spaces."""
+        seen = self._squeezed
+        out = []
+        for a in args:
+            dims = a.dims if a.dims is not _ABSENT else a.dims_old
+            key = bytes(dims) if dims is not _ABSENT else (bytes(a.grid), bytes(a.block))
+            text = seen.get(key)
+            if text is None:
+                text = seen[key] = _squeezed(key)
+            if a.graph_node is not None:
+                text += f" node {a.graph_node}"
+            out.append(text if text or a.bytes is None else f"{a.bytes:g}B")
+        return out
+
+    def _facts(self, kind: Kind, args: Sequence[Args]) -> None:
+        if kind in (Kind.DEVICE, Kind.OP):
+            for i, a in enumerate(args, start=self._size):
+                if a.collective is not None or a.group_ranks is not None:
+                    self._communication[i] = _communication(a)
+        elif kind == Kind.SYNC:
+            for i, a in enumerate(args, start=self._size):
+                self._wait[i] = Wait(a.wait_stream, a.wait_record)
+
+    def events(self, stream: EventStream) -> Events:
+        header = stream.header
+        if stream.repaired:
+            self.lost["pieces with tokens that are no JSON, repaired"] = stream.repaired
+        info = header.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        base = _whole(header.get("baseTimeNanoseconds")) or 0
+        if abs(base) > LONGEST_NS:
+            raise TraceError(f"{self.path}: baseTimeNanoseconds {base} is no time")
+        names = ("kind", "name", "thread", "start", "duration", "shape", "stream", "correlation",
+                 "external")  # fmt: skip
+        columns = {
+            n: np.concatenate([p[n] for p in self._parts]) if self._parts else np.zeros(0, np.int64)
+            for n in names
+        }
+        good = self._valid(columns)
+        order = np.flatnonzero(good)
+        order = order[np.argsort(columns["start"][order], kind="stable")]
+        new = np.full(good.size, -1, np.int64)
+        new[order] = np.arange(order.size)
+        columns = {n: v[order] for n, v in columns.items()}
+        columns["start"] = columns["start"] + base
+        return Events(
+            path=self.path,
+            rank=_whole(info.get("rank")),
+            world_size=_whole(info.get("world_size")),
+            texts=list(self._code),
+            **columns,
+            communication={int(new[i]): v for i, v in self._communication.items() if new[i] >= 0},
+            wait={int(new[i]): v for i, v in self._wait.items() if new[i] >= 0},
+            lost=self.lost,
+        )
+
+    def _valid(self, c: dict[str, np.ndarray]) -> np.ndarray:
+        """Events with a usable time; the others are counted by reason."""
+        device = c["kind"] == Kind.DEVICE
+        faults = {
+            "time out of range": (np.abs(c["start"]) > LONGEST_NS) | (c["duration"] > LONGEST_NS),
+            "unfinished (negative duration)": c["duration"] < 0,
+            "never completed (time 0 and duration 0)": (
+                device & (c["start"] == 0) & (c["duration"] == 0)
+            ),
+        }
+        bad = np.zeros(c["start"].size, bool)
+        for reason, fault in faults.items():
+            if np.any(fault & ~bad):
+                self.lost[reason] += int(np.sum(fault & ~bad))
+            bad |= fault
+        return ~bad
+
+
+_NONE = Args()
+_COMPLETE = ("X", None)
+_TS, _DUR, _CAT, _NAME, _TID, _ARGS = map(attrgetter, ("ts", "dur", "cat", "name", "tid", "args"))
+_SPOKEN = ("ProfilerStep", "gloo:", "c10d::")
+#: calls that neither give the device work nor wait for it
+_SILENT = re.compile(r"Query|GetAttrib|IsCapturing|Occupancy|PeekAt|INVALID|SetAttrib|GetLast|Priority|"
+                     r"CaptureInfo|ElapsedTime|GetDevice|DriverGet|FuncGet|PointerGet|Malloc|PushCall|PopCall")  # fmt: skip
+_DIGITS = re.compile(r"-?\d{1,18}")
+
+
+def _useful(e: Event) -> bool:
+    """CPU ops that tell a shape, a collective, or a step (which old files call an op)."""
+    a = e.args
+    if a is not None and (
+        a.dims is not _ABSENT or a.dims_old is not _ABSENT or a.collective is not None
+    ):
+        return True
+    return isinstance(e.name, str) and e.name.startswith(_SPOKEN)
+
+
+def _texts(names: list) -> list[str]:
+    return [n if n.__class__ is str else "" if n is None else str(n) for n in names]
+
+
+def _codes(values: list, code: dict) -> np.ndarray:
+    """Index of each value in `code`, which grows, int32 (n,)."""
+    for new in sorted(set(values) - code.keys(), key=str):
+        code[new] = len(code)
+    return np.fromiter(map(code.__getitem__, values), np.int32, len(values))
+
+
+def _squeezed(json: bytes | tuple[bytes, bytes]) -> str:
+    if isinstance(json, bytes):
+        return b"".join(json.split()).decode()
+    grid, block = json
+    return f"grid{_squeezed(grid)}block{_squeezed(block)}" if grid else ""
+
+
+def _stream(stream: int | str | None, tid: int | str | None) -> int:
+    found = _digits(stream)
+    return found if found != -1 else _digits(tid)
+
+
+def _digits(text: int | str | None) -> int:
+    if isinstance(text, str):
+        found = _DIGITS.search(text)
+        return int(found.group()) if found else -1
+    return -1 if text is None or text == 4294967295 else text
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return None if value is None or isinstance(value, bool) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _integers(values: list[int | None]) -> np.ndarray:
+    """int64; ids beyond it keep their low 63 bits, which still tells them apart."""
+    try:
+        return np.array([-1 if v is None else v for v in values], np.int64)
+    except OverflowError:
+        mask = (1 << 63) - 1
+        return np.array([-1 if v is None else v & mask if v > mask else max(v, -mask)
+                         for v in values], np.int64)  # fmt: skip
+
+
+def _needs_exact(times: list) -> bool:
+    """Whether some time is a decimal that a float64 rounds by more than half a nanosecond."""
+    return any(t.__class__ is float and not -EXACT_AS_FLOAT < t < EXACT_AS_FLOAT for t in times)
+
+
+def _float_ns(microseconds: list) -> np.ndarray:
+    x = np.array(microseconds, np.float64)
+    x = np.where(np.isfinite(x) & (np.abs(x) < LONGEST_NS / 1000), x, 2.0 * LONGEST_NS / 1000)
+    whole = np.floor(x)
+    return whole.astype(np.int64) * 1000 + np.rint((x - whole) * 1000).astype(np.int64)
+
+
+def _exact_ns(microseconds: list) -> np.ndarray:
+    def ns(t: Decimal) -> int:
+        try:
+            value = int((t * 1000).to_integral_value())
+        except (InvalidOperation, ValueError, OverflowError):
+            return 2 * LONGEST_NS - 1
+        return max(min(value, 2 * LONGEST_NS - 1), -2 * LONGEST_NS + 1)
+
+    return np.array([ns(t) for t in microseconds], np.int64)
+
+
+def _communication(a: Args) -> Communication:
+    return Communication(
+        name=a.collective or "",
+        dtype=a.dtype or "",
+        elements=max(a.elements_in or 0, a.elements_out or 0),
+        group_size=a.group_size,
+        ranks=_ranks(a.group_ranks),
+        about=a.group_text or "",
+        seq=a.seq,
+        src=a.src,
+        dst=a.dst,
+    )
+
+
+def _ranks(ranks: str | list | None) -> tuple[int, ...] | None:
+    """Ranks of a group; None where they are not told, or cut short by the profiler."""
+    if isinstance(ranks, str):
+        if "..." in ranks:
+            return None
+        ranks = [int(r) for r in _DIGITS.findall(ranks)]
+    if not ranks or not all(isinstance(r, int) for r in ranks):
+        return None
+    return tuple(sorted(set(ranks)))
