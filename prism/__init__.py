@@ -63,6 +63,7 @@ _HOME = {
         "min_draws",
     ),
     "prism.traces": (
+        "breakdown",
         "model_from_trace",
         "read_trace",
     ),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
-from prism import traces
+from prism import timeline, traces
+from prism.model import StepModel
 from prism.montecarlo import simulate
 from prism.stats import guarantee
 from prism.tables import one_line
@@ -42,32 +45,83 @@ def _parser() -> argparse.ArgumentParser:
         "simulate",
         help="distribution of step time from measured steps",
         description="Fit duration pools and their coupling to the ops of traced steps, draw steps, and "
-        "print p5, p50, p95 and a guarantee. Idle gaps are left out; the measured figures are printed "
-        "beside the simulated ones, so that you see what that costs.",
+        "print p5, p50, p95, a guarantee and what the longest path is made of. Idle gaps are left out; the "
+        "measured figures are printed beside the simulated ones, so that you see what that costs.",
     )
-    sim.add_argument("trace", nargs="+", help="op-level parquet files of one job")
+    sim.add_argument(
+        "trace",
+        nargs="+",
+        help="folder or files of one job: profiler JSON, tables, op-level parquet",
+    )
     sim.add_argument("--draws", type=int, default=1000, help="simulated steps (default 1000)")
     sim.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")
     sim.add_argument(
         "--gpus-per-node", type=int, default=8, help="ranks that share a machine (default 8)"
     )
     sim.add_argument("--json", action="store_true", help="machine-readable output")
+    sim.add_argument("--out", metavar="FILE.nc", help="also save the draws as a Dataset")
+    sim.add_argument(
+        "--chrome", metavar="FILE.json", help="also save the p95 draw as a trace for Perfetto"
+    )
     sim.set_defaults(run=_simulate)
     return parser
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    trace = traces.read_trace(arguments.trace)
-    graph = traces.build_graph(trace, gpus_per_node=arguments.gpus_per_node)
+    if arguments.out and not arguments.out.endswith(".nc"):
+        raise ValueError(f"--out {arguments.out}: give a name that ends in .nc")
+    watching = sys.stderr.isatty()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", traces.TraceWarning)
+        trace = traces.read_trace(arguments.trace, progress=watching)
+        graph = traces.build_graph(trace, gpus_per_node=arguments.gpus_per_node)
+    notes = [str(w.message) for w in heard if issubclass(w.category, traces.TraceWarning)]
     observed = traces.observe(trace, graph)
     model = traces.fit_model(graph.dag, observed)
-    runs = simulate(model, arguments.draws, seed=arguments.seed)
+    runs = simulate(model, arguments.draws, seed=arguments.seed, paths=True, progress=watching)
     worst = {
         name: float(np.abs(traces.replay(observed, graph.dag, gaps=gaps)["relative_error"]).max())
         for name, gaps in (("with_gaps", True), ("without_gaps", False))
     }
-    summary = _summary(runs, observed, graph.dag.n_ops) | {"replay_largest_error": worst}
+    summary = _summary(runs, observed, graph.dag.n_ops) | {
+        "replay_largest_error": worst,
+        "largest_pools": _largest_pools(model, runs),
+        "notes": notes,
+    }
+    _save(arguments, model, runs)
     print(json.dumps(summary, indent=2) if arguments.json else _text(summary))
+
+
+def _save(arguments: argparse.Namespace, model: StepModel, runs: xr.Dataset) -> None:
+    if arguments.out:
+        part = Path(f"{arguments.out}.part")
+        runs.to_netcdf(part, engine="h5netcdf")
+        part.replace(arguments.out)
+    if arguments.chrome:
+        draw = timeline.draw_at(runs, 0.95)
+        timeline.write_chrome_trace(model, arguments.chrome, draw, seed=arguments.seed)
+
+
+def _largest_pools(model: StepModel, runs: xr.Dataset, count: int = 8) -> list[dict]:
+    """Signatures by the time that they add to the longest path, mean over draws."""
+    dag = model.dag
+    mean = np.array([pool.mean for pool in model.op_pools])
+    share = runs["criticality"].values
+    on_path = np.bincount(dag.signature, mean * share, minlength=len(dag.signatures))
+    found = []
+    for index in np.argsort(-on_path)[:count]:
+        ops = np.flatnonzero(dag.signature == index)
+        fleet = model.fleet_pool(int(ops[0]))
+        found.append(
+            {
+                "signature": str(dag.signatures[index]),
+                "ops": int(ops.size),
+                "mean": float(fleet.mean),
+                "p95": float(fleet.quantile(0.95)),
+                "on_longest_path": float(on_path[index]),
+            }
+        )
+    return found
 
 
 def _summary(runs: xr.Dataset, observed: xr.Dataset, ops: int) -> dict:
@@ -101,21 +155,35 @@ def _text(s: dict) -> str:
     def row(name: str, q: dict[str, float]) -> str:
         return f"{name:<10}" + "".join(f"{q[f'p{round(100 * p)}']:>11.4f}" for p in QUANTILES)
 
-    return "\n".join(
-        [
-            f"step time (s)      p5        p50        p95   ({s['ops']} ops a step)",
-            row("simulated", s["simulated"]) + f"   ({s['draws']} draws)",
-            row("measured", s["measured"]) + f"   ({s['steps']} steps)",
-            f"replay     off by {s['replay_largest_error']['with_gaps']:.2%} at most with idle gaps, "
-            f"{s['replay_largest_error']['without_gaps']:.2%} without: "
-            + (
-                "the graph explains the steps"
-                if _trusted(s)
-                else "THE GRAPH DOES NOT EXPLAIN THE STEPS"
-            ),
-            f"95 % of simulated steps stay under {s['guarantee']['bound']:.4f} s with 95 % confidence "
-            f"({s['guarantee']['covers']})",
-        ]
+    lines = [
+        f"step time (s)      p5        p50        p95   ({s['ops']} ops a step)",
+        row("simulated", s["simulated"]) + f"   ({s['draws']} draws)",
+        row("measured", s["measured"]) + f"   ({_steps(s['steps'])})",
+        f"replay     off by {s['replay_largest_error']['with_gaps']:.2%} at most with idle gaps, "
+        f"{s['replay_largest_error']['without_gaps']:.2%} without: "
+        + (
+            "the graph explains the steps"
+            if _trusted(s)
+            else "THE GRAPH DOES NOT EXPLAIN THE STEPS"
+        ),
+        f"95 % of simulated steps stay under {s['guarantee']['bound']:.4f} s with 95 % confidence "
+        f"({s['guarantee']['covers']})",
+        "on the longest path, mean (s)            ops       mean        p95",
+    ]
+    lines += [
+        f"{p['on_longest_path']:>11.6f}  {p['signature'][:34]:<34}{p['ops']:>5}"
+        f"{p['mean']:>11.6f}{p['p95']:>11.6f}"
+        for p in s["largest_pools"]
+    ]
+    return "\n".join(lines + [f"note: {n}" for n in s["notes"]])
+
+
+def _steps(n: int) -> str:
+    """How many steps, and what so few cannot tell."""
+    if n == 1:
+        return "1 step: how steps differ is not known"
+    return f"{n} steps" + (
+        f": under {traces.MIN_STEPS}, ops are drawn independently" if n < traces.MIN_STEPS else ""
     )
 
 

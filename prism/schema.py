@@ -19,7 +19,7 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
-    " component level"
+    " component level kind"
     # not observations but the arrays of a stored model
     " edge member site field pool base parameter sample_index replica grouping".split()
 )
@@ -69,6 +69,19 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "temporal_cv_median": ("1", "median over devices of temporal_cv"),
     "temporal_cv_median_interval": ("1", "interval of temporal_cv_median"),
     "temporal_cv_p95": ("1", "p95 over devices of temporal_cv"),
+    "step_time_quantile": ("s", "quantile of step time over steps"),
+    "busy_quantile": ("s", "quantile over ranks and steps of the sum of durations without waiting"),
+    "waiting_quantile": ("s", "quantile over ranks and steps of the wait for other members"),
+    "exposed_quantile": (
+        "s",
+        "quantile over ranks and steps of the time without compute beside it",
+    ),
+    "rank_cv": ("1", "std / mean over ranks of the mean compute time"),
+    "step_cv": ("1", "std / mean over steps of compute time, mean over ranks"),
+    "extra_share": ("1", "upper bound on the share of run time lost to variability"),
+    "std_ratio": ("1", "standard deviation after / before"),
+    "median_ratio": ("1", "median duration after / before"),
+    "moved": ("1", "whether the difference is significant"),
     "cv": ("1", "coefficient of variation, std / mean"),
     "count": ("1", "number of values"),
     "borrowed": ("1", "0: a pool of its own, 1: one of any position, 2: one of any site"),

@@ -5,25 +5,32 @@ separates durations from waiting, `replay` checks the two against the measured s
 `model_from_trace` puts pools and their coupling on the graph.
 """
 
+from prism.traces.breakdown import breakdown, compare_traces, extra_days
 from prism.traces.dependence import CouplingFit, fit_coupling
-from prism.traces.fitting import borrowing, fit_model, fit_pools, model_from_trace
+from prism.traces.fitting import MIN_STEPS, borrowing, fit_model, fit_pools, model_from_trace
 from prism.traces.graph import TraceGraph, build_graph
 from prism.traces.reading import read_trace
+from prism.traces.recording import record
 from prism.traces.records import TraceError, TraceWarning
 from prism.traces.steps import observe, replay
 
 __all__ = [
+    "MIN_STEPS",
     "CouplingFit",
     "TraceError",
     "TraceGraph",
     "TraceWarning",
     "borrowing",
+    "breakdown",
     "build_graph",
+    "compare_traces",
+    "extra_days",
     "fit_coupling",
     "fit_model",
     "fit_pools",
     "model_from_trace",
     "observe",
     "read_trace",
+    "record",
     "replay",
 ]

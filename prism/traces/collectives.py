@@ -209,7 +209,7 @@ def align_clocks(ranks: list[RankSteps], found: list[Member]) -> np.ndarray:
             centre = np.median(ends, axis=0)
             for m, e in zip(ms, ends, strict=True):
                 leads[index[m.rank]].append(e - centre)
-        change = np.array([np.median(np.concatenate(x)) if x else 0.0 for x in leads])
+        change = np.array([_clear(np.concatenate(x)) if x else 0.0 for x in leads])
         offset += change
         if np.max(np.abs(change), initial=0.0) < 1.0:
             break
@@ -218,6 +218,12 @@ def align_clocks(ranks: list[RankSteps], found: list[Member]) -> np.ndarray:
     for r, o in zip(ranks, whole, strict=True):
         r.start, r.end, r.origin = r.start - o, r.end - o, r.origin - o
     return whole
+
+
+def _clear(lead: np.ndarray) -> float:
+    """Median lead of a rank, 0 where it is within the scatter of its leads: then it is not the clock."""
+    middle = float(np.median(lead))
+    return middle if abs(middle) > np.median(np.abs(lead - middle)) else 0.0
 
 
 def check_ends(ranks: list[RankSteps], found: list[Member], length: np.ndarray) -> None:

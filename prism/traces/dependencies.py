@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prism.traces import cpu
 from prism.traces.device import (
     ROUNDING,
     SYNCHRONISES,
@@ -65,7 +66,8 @@ def assemble(
     texts = events.texts
     names = [texts[c] for c in ops.name[member[usual]]]
     shapes = [texts[c] for c in ops.shape[member[usual]]]
-    streams = [f"{s}" for s in ops.stream[member[usual]]]
+    # transfers of gloo have no stream
+    streams = [f"{s}" if s >= 0 else "" for s in ops.stream[member[usual]]]
     communication = {
         i: ops.communication[int(r)]
         for i, r in enumerate(member[usual])
@@ -96,9 +98,7 @@ def assemble(
     return out
 
 
-def _origins(
-    events: Events, windows: Windows, ops: DeviceOps, chosen: np.ndarray
-) -> np.ndarray:
+def _origins(events: Events, windows: Windows, ops: DeviceOps, chosen: np.ndarray) -> np.ndarray:
     """When the rank was free for each step: the host's mark, or the end of what was launched earlier."""
     origin = windows.start[chosen].copy()
     if not windows.marked:
@@ -182,13 +182,13 @@ def _late_starts(
     """Ops that start late, just when an op of another stream ends: they wait for it."""
     stream = np.array(streams)
     known = times.launch.copy()
-    for s in np.unique(stream):
+    for s in set(streams) - {""}:
         own = np.flatnonzero(stream == s)
         known[:, own[1:]] = np.maximum(known[:, own[1:]], times.end[:, own[:-1]])
     for before, after, _ in edges:
         known[:, after] = np.maximum(known[:, after], times.end[:, before])
     # a first op without a launch waits for nothing that is known
-    late = np.mean((times.start - known > LATE) & (known >= 0), axis=0) > 0.5
+    late = (np.mean((times.start - known > LATE) & (known >= 0), axis=0) > 0.5) & (stream != "")
     usual = times.start.shape[0] // 2
     order = np.argsort(times.end[usual], kind="stable")
     ends = times.end[usual][order]
@@ -232,6 +232,11 @@ def _add_host(
     if not launches:
         return
     calls = launches + _waiting_calls(events, windows, chosen, times, out.stream)
+    if "" in out.stream:
+        calls += [
+            _Call("wait", since, end, (), ((op, "inferred"),))
+            for op, since, end in cpu.waits(events, ops, member)
+        ]
     calls.sort(key=lambda c: float(np.median(c.start - out.origin)))
     n = len(out.name)
     free = out.origin.copy()
@@ -274,7 +279,7 @@ def _launching_calls(
             by_call.setdefault(call, []).append(op)
     found = []
     for group in by_call.values():
-        first = {out.stream[op]: op for op in reversed(group)}
+        first = {out.stream[op] or op: op for op in reversed(group)}
         op = group[0]
         blocking = len(group) == 1 and _blocks(out.name[op], times, op)
         name = f"{_short(out.name[op])}"

@@ -270,8 +270,11 @@ def rank_steps(events: Events, rank: int) -> RankSteps:
     TraceError
         No device op in any step; steps that have too little in common.
     """
+    from prism.traces import cpu
+    from prism.traces.dependencies import assemble
+
     windows = step_windows(events)
-    ops = device_ops(events, windows)
+    ops = device_ops(events, windows) if cpu.has_device(events) else cpu.gloo_ops(events, windows)
     notes = Counter(events.lost)
     if not windows.marked:
         notes["no ProfilerStep: the whole file is one step"] = 1
@@ -281,8 +284,6 @@ def rank_steps(events: Events, rank: int) -> RankSteps:
     notes["share of ops aligned, per mille"] = round(1000 * share)
     if chosen.size < windows.number.size:
         notes["steps left out"] = int(windows.number.size - chosen.size)
-    from prism.traces.dependencies import assemble
-
     return assemble(events, rank, windows, ops, chosen, member, notes)
 
 

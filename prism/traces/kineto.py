@@ -63,6 +63,7 @@ class Args(msgspec.Struct, gc=False):
     stream: int | str | None = None
     dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
     dims_old: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input dims")
+    inputs: msgspec.Raw = msgspec.field(default=_ABSENT, name="Concrete Inputs")
     grid: msgspec.Raw = _ABSENT
     block: msgspec.Raw = _ABSENT
     bytes: int | float | None = None
@@ -134,6 +135,8 @@ class Events:
     thread : ndarray (event,), int32
     stream, correlation, external : ndarray (event,), int64; -1 for none
     communication, wait : dict of event to what it says
+    peer : dict of event to int
+        The other rank of sends and receives of c10d.
     lost : Counter
         Events left out, by reason.
     """
@@ -153,6 +156,7 @@ class Events:
     external: np.ndarray
     communication: dict[int, Communication] = field(default_factory=dict)
     wait: dict[int, Wait] = field(default_factory=dict)
+    peer: dict[int, int] = field(default_factory=dict)
     lost: Counter = field(default_factory=Counter)
 
     def of(self, kind: Kind) -> np.ndarray:
@@ -200,6 +204,7 @@ class _Columns:
         self._parts: list[dict[str, np.ndarray]] = []
         self._communication: dict[int, Communication] = {}
         self._wait: dict[int, Wait] = {}
+        self._peer: dict[int, int] = {}
         self._size = 0
         self.lost: Counter = Counter()
 
@@ -277,7 +282,17 @@ class _Columns:
         elif kind == Kind.SYNC:
             part["stream"] = _integers([_digits(a.stream) for a in args])
         self._facts(kind, args)
+        if kind == Kind.OP:
+            self._peers(events, args)
         return part
+
+    def _peers(self, events: Sequence[Event], args: Sequence[Args]) -> None:
+        """``c10d::send`` and its like have their peer as third argument."""
+        for i, (e, a) in enumerate(zip(events, args, strict=True), start=self._size):
+            if e.name in _PEERED and a.inputs is not _ABSENT:
+                parts = bytes(a.inputs).decode().strip("[] ").split(",")
+                if len(parts) > 2 and (peer := _digits(parts[2])) >= 0:
+                    self._peer[i] = peer
 
     def _shapes(self, args: Sequence[Args]) -> list[str]:
         """Input dims, else grid and block, else bytes, as text without spaces."""
@@ -333,6 +348,7 @@ class _Columns:
             **columns,
             communication={int(new[i]): v for i, v in self._communication.items() if new[i] >= 0},
             wait={int(new[i]): v for i, v in self._wait.items() if new[i] >= 0},
+            peer={int(new[i]): v for i, v in self._peer.items() if new[i] >= 0},
             lost=self.lost,
         )
 
@@ -357,6 +373,7 @@ class _Columns:
 _NONE = Args()
 _COMPLETE = ("X", None)
 _TS, _DUR, _CAT, _NAME, _TID, _ARGS = map(attrgetter, ("ts", "dur", "cat", "name", "tid", "args"))
+_PEERED = ("c10d::send", "c10d::recv_")
 _SPOKEN = ("ProfilerStep", "gloo:", "c10d::")
 #: calls that neither give the device work nor wait for it
 _SILENT = re.compile(r"Query|GetAttrib|IsCapturing|Occupancy|PeekAt|INVALID|SetAttrib|GetLast|Priority|"

@@ -17,6 +17,7 @@ from prism.traces import collectives
 from prism.traces.collectives import Member
 from prism.traces.dependencies import HOST
 from prism.traces.device import RankSteps, rank_steps
+from prism.traces.execution import enrich, read_executions
 from prism.traces.kineto import Events, read_kineto
 from prism.traces.records import TraceError, TraceWarning, trace_dataset
 
@@ -30,15 +31,24 @@ LATE_START = "late start"
 
 
 def read_profiler(
-    files: Sequence[Path], *, ranks: Sequence[int] | None = None, progress: bool = False
+    files: Sequence[Path],
+    *,
+    ranks: Sequence[int] | None = None,
+    executions: Sequence[Path] = (),
+    progress: bool = False,
 ) -> xr.Dataset:
-    """Read Kineto JSON of one job, a file a rank; see `prism.traces.read_trace`."""
+    """Read Kineto JSON of one job, a file a rank, with execution traces beside them; see
+    `prism.traces.read_trace`."""
     events = _read_all(files, progress)
     numbers = _rank_numbers(events, ranks)
     _check_complete(events, numbers)
     order = np.argsort(numbers)
     each = [rank_steps(events[i], numbers[i]) for i in order]
     del events
+    said = read_executions(executions)
+    for r in each:
+        if r.rank in said and not enrich(r, said[r.rank]):
+            r.notes["execution traces with another number of collectives, not used"] += 1
     return _joined(each, [files[i] for i in order])
 
 

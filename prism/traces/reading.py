@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import xarray as xr
 
+from prism.traces.chakra import read_chakra
 from prism.traces.profiler import read_profiler
 from prism.traces.records import TraceError
 from prism.traces.straggler import is_op_level, read_op_level
@@ -14,7 +18,11 @@ from prism.traces.table import read_record_table
 
 #: what a folder is searched for
 JSON = (".json", ".json.gz")
+CHAKRA = (".et", ".et.gz")
 TABLES = (".parquet", ".csv", ".csv.gz")
+KNOWN = (*JSON, *CHAKRA, *TABLES)
+#: what the beginning of a JSON file tells
+_EXECUTION, _GRAPH = re.compile(rb'"schema"\s*:'), re.compile(rb'"workload_graph"\s*:')
 
 
 def read_trace(
@@ -31,6 +39,8 @@ def read_trace(
         A folder, or files of one job, all of one format:
 
         - Kineto / PyTorch profiler JSON (``.json``, ``.json.gz``), one file a rank;
+          Execution traces beside them (``schema``, ``nodes``) name collectives that kernels do not;
+        - Chakra execution traces, protobuf (``.et``) or JSON, one file a rank;
         - op-level parquet of the StragglerAnalysis kind (`prism.traces.straggler`);
         - a plain table, CSV or parquet, of columns ``rank, step, op, start, duration`` and optionally
           ``group`` and others (`prism.traces.table`).
@@ -57,16 +67,26 @@ def read_trace(
         Once, with counts: events left out, steps left out, a rank known from a file name only.
     """
     files = _files([Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)])
-    formats = {_format(f) for f in files}
-    if len(formats) > 1:
+    by_format: dict[str, list[Path]] = {}
+    for f in files:
+        by_format.setdefault(_format(f), []).append(f)
+    executions = by_format.pop("execution trace", [])
+    if executions and set(by_format) != {"profiler"}:
         raise TraceError(
-            f"files of different formats ({', '.join(sorted(formats))}); give one job's"
+            f"{executions[0]}: an execution trace holds no times; give the profiler's trace beside it"
         )
-    if formats == {"json"}:
-        return read_profiler(files, ranks=ranks, progress=progress)
+    if len(by_format) > 1:
+        raise TraceError(
+            f"files of different formats ({', '.join(sorted(by_format))}); give one job's"
+        )
+    ((found, files),) = by_format.items()
+    if found == "profiler":
+        return read_profiler(files, ranks=ranks, executions=executions, progress=progress)
+    if found == "chakra":
+        return read_chakra(files, ranks)
     if ranks is not None:
         raise TraceError("ranks= is for profiler files; a table has a column rank")
-    return read_op_level(files) if formats == {"op-level parquet"} else read_record_table(files)
+    return read_op_level(files) if found == "op-level parquet" else read_record_table(files)
 
 
 def _files(paths: list[Path]) -> list[Path]:
@@ -77,9 +97,9 @@ def _files(paths: list[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        inside = sorted(f for f in path.iterdir() if f.name.endswith((*JSON, *TABLES)))
+        inside = sorted(f for f in path.iterdir() if f.name.endswith(KNOWN))
         if not inside:
-            raise TraceError(f"{path}: no trace in this folder ({', '.join((*JSON, *TABLES))})")
+            raise TraceError(f"{path}: no trace in this folder ({', '.join(KNOWN)})")
         found += inside
     for f in found:
         if not f.is_file():
@@ -88,12 +108,26 @@ def _files(paths: list[Path]) -> list[Path]:
 
 
 def _format(path: Path) -> str:
+    if path.name.endswith(CHAKRA):
+        return "chakra"
     if path.name.endswith(JSON):
-        return "json"
+        begin = _begin(path)
+        if _GRAPH.search(begin):
+            return "chakra"
+        return "execution trace" if _EXECUTION.search(begin) else "profiler"
     if path.suffix == ".parquet" and is_op_level(path):
         return "op-level parquet"
     if path.name.endswith(TABLES):
         return "table"
-    raise TraceError(
-        f"{path}: not a trace that can be read; known are {', '.join((*JSON, *TABLES))}"
-    )
+    raise TraceError(f"{path}: not a trace that can be read; known are {', '.join(KNOWN)}")
+
+
+def _begin(path: Path, size: int = 4096) -> bytes:
+    """The first bytes of a plain or gzip file; what cannot be read is left for its reader to refuse."""
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        try:
+            return gzip.GzipFile(fileobj=raw).read(size) if packed else raw.read(size)
+        except (OSError, EOFError, zlib.error):
+            return b""
