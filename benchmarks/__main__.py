@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import graphs
+from benchmarks import graphs, profiler_file
 from prism.coupling import Coupling
 from prism.model import StepModel
 from prism.montecarlo import propagate, simulate
 from prism.pools import Empirical, LogNormal
 from prism.signature import PoolKey, Signature
+from prism.traces import build_graph, read_trace
+from prism.traces.kineto import read_kineto
 
 FOUR_LEVELS = {"step": 0.4, "node": 0.3, "rank": 0.5, "microbatch": 0.4}
 
@@ -164,7 +167,34 @@ def large(coupled: bool) -> None:
     print(seconds, peak_mb(), dag.n_ops * dag.lanes * 1000)
 
 
-ALL = {f.__name__: f for f in (draws_per_op, replay, monte_carlo, memory, scale)}
+def reading() -> None:
+    """A profiler file of 100 MB (synthetic) to columns, against a bare decode into the same structs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = profiler_file.write(Path(folder) / "rank0.json", 100 << 20)
+        ours, bare = np.inf, np.inf
+        for _ in range(5):  # in turns
+            ours = min(ours, best(lambda: read_kineto(path), 1))
+            bare = min(bare, best(lambda: profiler_file.bare_decode(path), 1))
+        row("profiler JSON, 100 MB, to columns", ours / bare, "x bare msgspec decode", 1.5,
+            f"{ours:.2f} s / {bare:.2f} s")  # fmt: skip
+        code = f"from benchmarks.__main__ import read_once; read_once({str(path)!r})"
+        ran = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        before, peak, size = map(float, ran.stdout.split())
+        row("profiler JSON, memory beyond imports", (peak - before) / size, "x size of the file", 4,
+            f"{peak - before:.0f} MB / {size:.0f} MB")  # fmt: skip
+        graph = best(lambda: build_graph(read_trace(path)), 1)
+        row("profiler JSON, 100 MB, to the graph", graph, "s", np.nan, "one step, one rank")
+
+
+def read_once(path: str) -> None:
+    before = peak_mb()
+    read_kineto(Path(path))
+    print(before, peak_mb(), Path(path).stat().st_size / 2**20)
+
+
+ALL = {f.__name__: f for f in (draws_per_op, replay, monte_carlo, memory, scale, reading)}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or ALL:

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import xarray as xr
 
 from prism import cli
 
@@ -23,6 +25,28 @@ def test_simulate_prints_quantiles_and_guarantee(straggler_trace, capsys):
     assert f"{out['measured']['p95']:.4f}" in text
 
 
+@pytest.mark.filterwarnings("ignore::prism.traces.TraceWarning")
+def test_a_folder_of_profiler_traces_in_one_command(prism_data, tmp_path, capsys):
+    """Eight real ranks: text, JSON, Dataset and a trace for Perfetto; one step cannot tell how steps differ."""
+    folder = str(prism_data / "traces/param_dlrm_8rank")
+    out, chrome = tmp_path / "draws.nc", tmp_path / "p95.json"
+    arguments = ["simulate", folder, "--draws", "200", "--out", str(out), "--chrome", str(chrome)]
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "1 step: how steps differ is not known" in text and "note: device ops outside" in text
+    assert cli.main([*arguments, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["replay_largest_error"]["without_gaps"] < 0.01
+    pools = said["largest_pools"]
+    shares = [p["on_longest_path"] for p in pools]
+    assert len(pools) == 8 and shares == sorted(shares, reverse=True)
+    with xr.open_dataset(out, engine="h5netcdf") as saved:
+        assert float(np.quantile(saved.step_time, 0.95)) == pytest.approx(said["simulated"]["p95"])
+    events = json.loads(chrome.read_text())["traceEvents"]
+    assert {e["pid"] for e in events} == set(range(8))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["draws.nc", "p95.json"]
+
+
 def test_same_seed_same_output(straggler_trace, capsys):
     outputs = []
     for seed in ("3", "3", "4"):
@@ -35,7 +59,9 @@ def test_same_seed_same_output(straggler_trace, capsys):
     ("arguments", "message"),
     [
         (["none.parquet"], "prism: none.parquet: no such file"),
-        (["pyproject.toml"], "not a .parquet file"),
+        (["pyproject.toml"], "not a trace that can be read"),
+        (["docs"], "no trace in this folder"),
+        (["inputs/none.json", "--out", "draws.txt"], "give a name that ends in .nc"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(root, arguments, message):

@@ -282,14 +282,16 @@ def _dataset(each: list[tuple[int, Path, list[Node]]]) -> xr.Dataset:
 
 def _edges(path: Path, nodes: list[Node], at: dict[int, int]) -> list[tuple[int, int]]:
     """Dependencies. Files leave out nodes of the host that nothing was measured of (3 is the root)."""
-    found = set()
-    for i, n in enumerate(nodes):
-        for d in (*n.control, *n.data):
-            if d in at:
-                if at[d] == i:
-                    raise TraceError(f"{path}: node {n.id} ({n.name[:40]}) waits for itself")
-                found.add((at[d], i))
-    return sorted(found)
+    found = {(at[d], i) for i, n in enumerate(nodes) for d in (*n.control, *n.data) if d in at}
+    itself = {(a, b) for a, b in found if a == b}
+    if itself:
+        # a fault of the converter that wrote it: an op that was merged into its parent
+        warnings.warn(
+            f"{path}: {len(itself)} nodes wait for themselves; that is ignored",
+            TraceWarning,
+            stacklevel=5,
+        )
+    return sorted(found - itself)
 
 
 def _starts(path: Path, nodes: list[Node], edges: list[tuple[int, int]]) -> tuple[np.ndarray, bool]:

@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.linalg import lsqr
 
 from prism.traces.device import RankSteps
 from prism.traces.kineto import Communication
@@ -189,41 +191,45 @@ def common_steps(ranks: list[RankSteps]) -> np.ndarray:
 def align_clocks(ranks: list[RankSteps], found: list[Member]) -> np.ndarray:
     """Clock offsets, ns (rank,), from ends of collectives; times are corrected in place.
 
-    Members of a collective end together, so each rank's median lead over the others is its clock's.
-    Repeated, since groups overlap; at rest when no rank is off by more than a nanosecond.
+    Members of a collective end together, so the median lead of one member over another, over the
+    collectives of their group and steps, is that of its clock: ``o_a - o_b``. Overlapping groups make a
+    system of such equations, solved by least squares. An offset within the scatter of a rank's leads is
+    none: then it is not the clock that differs.
     """
     index = {r.rank: i for i, r in enumerate(ranks)}
-    rows = defaultdict(list)
-    for m in found:
-        rows[m.group, m.nth, m.kind == "transfer"].append(m)
-    joined = [ms for ms in rows.values() if len(ms) > 1]
-    offset = np.zeros(len(ranks))
-    for _ in range(100):
-        leads: list[list[np.ndarray]] = [[] for _ in ranks]
-        for ms in joined:
-            # whole nanoseconds since the epoch do not fit a float: count from the first member's end
-            first = ranks[index[ms[0].rank]].end[:, ms[0].op]
-            ends = np.array(
-                [(ranks[i].end[:, m.op] - first) - offset[i] for m in ms for i in (index[m.rank],)]
-            )
-            centre = np.median(ends, axis=0)
-            for m, e in zip(ms, ends, strict=True):
-                leads[index[m.rank]].append(e - centre)
-        change = np.array([_clear(np.concatenate(x)) if x else 0.0 for x in leads])
-        offset += change
-        if np.max(np.abs(change), initial=0.0) < 1.0:
-            break
+    leads: dict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
+    for ms in _instances(found):
+        first, *others = (index[m.rank] for m in ms)
+        for m, other in zip(ms[1:], others, strict=True):
+            # whole nanoseconds since the epoch do not fit a float: their difference does
+            lead = ranks[other].end[:, m.op] - ranks[first].end[:, ms[0].op]
+            leads[first, other].append(lead)
+    if not leads:
+        return np.zeros(len(ranks), np.int64)
+    pairs = np.array(list(leads))
+    values = [np.concatenate(v).astype(float) for v in leads.values()]
+    middle = np.array([np.median(v) for v in values])
+    rows = np.repeat(np.arange(len(pairs)), 2)
+    signs = np.tile([-1.0, 1.0], len(pairs))
+    system = coo_array((signs, (rows, pairs.ravel())), shape=(len(pairs), len(ranks)))
+    offset = lsqr(system.tocsr(), middle, atol=1e-12, btol=1e-12)[0]
+    scatter = np.zeros(len(ranks))
+    for (a, b), v, m in zip(pairs, values, middle, strict=True):
+        scatter[[a, b]] = np.maximum(scatter[[a, b]], np.median(np.abs(v - m)))
     offset -= np.median(offset)
+    offset[np.abs(offset) <= scatter] = 0.0
     whole = np.rint(offset).astype(np.int64)
     for r, o in zip(ranks, whole, strict=True):
         r.start, r.end, r.origin = r.start - o, r.end - o, r.origin - o
     return whole
 
 
-def _clear(lead: np.ndarray) -> float:
-    """Median lead of a rank, 0 where it is within the scatter of its leads: then it is not the clock."""
-    middle = float(np.median(lead))
-    return middle if abs(middle) > np.median(np.abs(lead - middle)) else 0.0
+def _instances(found: list[Member]) -> list[list[Member]]:
+    """Members of each collective of which more than one is there."""
+    rows = defaultdict(list)
+    for m in found:
+        rows[m.group, m.nth, m.kind == "transfer"].append(m)
+    return [ms for ms in rows.values() if len(ms) > 1]
 
 
 def check_ends(ranks: list[RankSteps], found: list[Member], length: np.ndarray) -> None:
@@ -235,14 +241,11 @@ def check_ends(ranks: list[RankSteps], found: list[Member], length: np.ndarray) 
         Of the steps.
     """
     by_rank = {r.rank: r for r in ranks}
-    rows = defaultdict(list)
-    for m in found:
-        rows[m.group, m.nth, m.kind == "transfer"].append(m)
-    for (group, nth, _), ms in rows.items():
+    for ms in _instances(found):
         ends = np.array([by_rank[m.rank].end[:, m.op] for m in ms])
         apart = np.median(np.ptp(ends, axis=0) / np.maximum(length, 1))
         if apart > APART and np.median(np.ptp(ends, axis=0)) > APART_NS:
             raise TraceError(
-                f"{ms[0].kind} number {nth} of ranks {_text(group)} ends {apart:.0%} of a step apart on its "
+                f"{ms[0].kind} number {ms[0].nth} of ranks {_text(ms[0].group)} ends {apart:.0%} of a step apart on its "
                 "members: they are not the same collective, or clocks are far off"
             )

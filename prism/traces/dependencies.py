@@ -24,8 +24,11 @@ from prism.traces.device import (
 from prism.traces.kineto import Events, Kind
 
 HOST = "host"
-#: an op that starts this long after all that it is known to wait for waits for something else, ns
-LATE = 20_000
+#: a graph does not leave its stream idle so long, ns
+UNRECORDED = 500_000
+#: an op that starts this long after its launch, and so long after all ops that it is known to wait for,
+#: waits for something else, ns
+LATE_AFTER_LAUNCH, LATE = 20_000, 10_000
 #: and it starts so soon after that has ended, ns
 PROMPT = 30_000
 #: a blocking call returns so soon after what it waited for, ns
@@ -78,6 +81,9 @@ def assemble(
         *_inferred_waits(times, streams, communication),
     ]
     edges += _late_starts(times, streams, edges, communication)
+    idle = _idle_in_graphs(ops, member, times, usual)
+    if idle > UNRECORDED:
+        notes["idle inside of graph launches (kernels not recorded), us a step"] = idle // 1000
     out = RankSteps(
         rank=rank,
         world_size=events.world_size,
@@ -120,6 +126,19 @@ def _times(events: Events, ops: DeviceOps, member: np.ndarray) -> _Times:
     at = np.where(known, events.start[np.maximum(call, 0)], -1)
     returned = np.where(known, at + events.duration[np.maximum(call, 0)], -1)
     return _Times(start, end, at, returned)
+
+
+def _idle_in_graphs(ops: DeviceOps, member: np.ndarray, times: _Times, usual: int) -> int:
+    """Time between neighbours on a stream that one call launched, ns in a usual step. A graph keeps its
+    stream busy: where it does not, its kernels are not in the trace."""
+    stream, call = ops.stream[member[usual]], ops.call[member[usual]]
+    total = 0
+    for s in np.unique(stream):
+        own = np.flatnonzero(stream == s)
+        together = (call[own[1:]] == call[own[:-1]]) & (call[own[1:]] >= 0)
+        between = times.start[usual, own[1:]] - times.end[usual, own[:-1]]
+        total += int(between[together & (between > UNRECORDED)].sum())
+    return total
 
 
 def _obeyed(times: _Times, before: int, after: int) -> bool:
@@ -181,14 +200,16 @@ def _late_starts(
 ) -> list[tuple[int, int, str]]:
     """Ops that start late, just when an op of another stream ends: they wait for it."""
     stream = np.array(streams)
-    known = times.launch.copy()
+    known = times.launch + (LATE_AFTER_LAUNCH - LATE)
     for s in set(streams) - {""}:
         own = np.flatnonzero(stream == s)
         known[:, own[1:]] = np.maximum(known[:, own[1:]], times.end[:, own[:-1]])
     for before, after, _ in edges:
         known[:, after] = np.maximum(known[:, after], times.end[:, before])
     # a first op without a launch waits for nothing that is known
-    late = (np.mean((times.start - known > LATE) & (known >= 0), axis=0) > 0.5) & (stream != "")
+    late = (np.mean((times.start - known > LATE) & (times.launch >= 0), axis=0) > 0.5) & (
+        stream != ""
+    )
     usual = times.start.shape[0] // 2
     order = np.argsort(times.end[usual], kind="stable")
     ends = times.end[usual][order]
@@ -237,7 +258,8 @@ def _add_host(
             _Call("wait", since, end, (), ((op, "inferred"),))
             for op, since, end in cpu.waits(events, ops, member)
         ]
-    calls.sort(key=lambda c: float(np.median(c.start - out.origin)))
+    usual = len(chosen) // 2
+    calls.sort(key=lambda c: int(c.start[usual]))
     n = len(out.name)
     free = out.origin.copy()
     starts, ends = [], []

@@ -222,17 +222,19 @@ def _described(
     )
     inside = around >= 0
     shape[single[inside]] = events.shape[shaped[around[inside]]]
-    if not inside.any():
-        _by_external_id(events, row, shape, shaped)
+    _by_external_id(events, row, shape, shaped, np.setdiff1d(np.arange(row.size), single[inside]))
     return shape, _communications(events, row, call, cpu)
 
 
-def _by_external_id(events: Events, row, shape, shaped) -> None:
-    """Old ROCm files link by External id, where it is not the op's own correlation."""
+def _by_external_id(events: Events, row, shape, shaped, ops) -> None:
+    """Shapes of ops whose launch lies in no CPU op: by External id, where it is not the op's own
+    correlation and names one CPU op only."""
     own = events.external[row]
-    usable = (own >= 0) & (own != events.correlation[row])
-    by_id = {int(events.external[r]): int(events.shape[r]) for r in shaped}
-    for i in np.flatnonzero(usable):
+    ops = ops[(own[ops] >= 0) & (own[ops] != events.correlation[row[ops]])]
+    ids, first, count = np.unique(events.external[shaped], return_index=True, return_counts=True)
+    by_id = {int(i): int(events.shape[shaped[k]])
+             for i, k, n in zip(ids, first, count, strict=True) if n == 1}  # fmt: skip
+    for i in ops:
         shape[i] = by_id.get(int(own[i]), shape[i])
 
 

@@ -101,6 +101,7 @@ def _add_ops(builder: DagBuilder, trace: xr.Dataset, gpus_per_node: int) -> np.n
         if not alone and rank not in _ranks(group):
             raise TraceError(f"{_files(trace)}: {name} of ranks {group} on rank {rank}")
     numbers = np.empty(len(rows), np.int64)
+    signatures: dict[tuple, Signature] = {}
     for members in together.values():
         name, rank, seq, role, group, shape, dtype, stage, microbatch, dp = rows[members[0]]
         ranks = sorted(rows[i][1] for i in members)
@@ -108,14 +109,14 @@ def _add_ops(builder: DagBuilder, trace: xr.Dataset, gpus_per_node: int) -> np.n
             raise TraceError(
                 f"{_files(trace)}: rank {ranks[0]} takes part twice in {name} {seq} of ranks {group}"
             )
-        everyone = _ranks(group) if group else ranks
-        nodes = {r // gpus_per_node for r in everyone}
-        try:
-            signature = Signature(name, shape, dtype, role, _scope(role, len(nodes)))
-        except ValueError as fault:
-            raise TraceError(f"{_files(trace)}: {fault}") from None
+        kind = (name, shape, dtype, role, group)
+        if kind not in signatures:
+            try:
+                signatures[kind] = _signature(*kind, gpus_per_node)
+            except ValueError as fault:
+                raise TraceError(f"{_files(trace)}: {fault}") from None
         numbers[members] = builder.add(
-            signature,
+            signatures[kind],
             ranks,
             site=f"ranks {group}" if group else None,
             stage=stage,
@@ -130,10 +131,15 @@ def _ranks(group: str) -> list[int]:
     return [int(r) for r in group.split(",")]
 
 
-def _scope(role: str, nodes: int) -> str:
-    if Signature("", role=role).category in (Category.COMPUTE, Category.GAP):
-        return "local"
-    return "intra_node" if nodes == 1 else "inter_node"
+def _signature(
+    name: str, shape: str, dtype: str, role: str, group: str, gpus_per_node: int
+) -> Signature:
+    """Signature of a record; its scope from the machines that its group spans."""
+    if Signature(name, role=role).category in (Category.COMPUTE, Category.GAP):
+        return Signature(name, shape, dtype, role)
+    nodes = {r // gpus_per_node for r in _ranks(group)} if group else {0}
+    scope = "intra_node" if len(nodes) == 1 else "inter_node"
+    return Signature(name, shape, dtype, role, scope)
 
 
 def _stream_order(trace: xr.Dataset) -> list[tuple[int, int]]:
@@ -155,7 +161,7 @@ def _stream_order(trace: xr.Dataset) -> list[tuple[int, int]]:
         before: list[int] = []
         running: list[int] = []
         for op in ops:
-            over = [r for r in running if np.all(start[:, op] >= end[:, r] - ROUNDING)]
+            over = [r for r in running if (start[:, op] >= end[:, r] - ROUNDING).all()]
             edges += [(r, op) for r in over]
             if len(over) == len(running):
                 before, running = running, [op]
