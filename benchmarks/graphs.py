@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from prism.dag import DagBuilder, WorkloadDAG
+from prism.dag import WorkloadDAG
+from prism.dagbuilder import DagBuilder
 from prism.schedules import one_f_one_b
 from prism.signature import Signature
 

@@ -27,10 +27,8 @@ _HOME = {
         "Coupling",
         "Loading",
     ),
-    "prism.dag": (
-        "DagBuilder",
-        "WorkloadDAG",
-    ),
+    "prism.dag": ("WorkloadDAG",),
+    "prism.dagbuilder": ("DagBuilder",),
     "prism.fleet": (
         "read_fleet",
         "variability",

@@ -75,7 +75,7 @@ def simulate(
 
     Examples
     --------
-    >>> from prism.dag import DagBuilder
+    >>> from prism.dagbuilder import DagBuilder
     >>> from prism.pools import Fixed
     >>> from prism.signature import PoolKey, Signature
     >>> b = DagBuilder()

@@ -130,7 +130,7 @@ def stages_by_node(dag: WorkloadDAG) -> dict[int, str]:
 
     Examples
     --------
-    >>> from prism.dag import DagBuilder
+    >>> from prism.dagbuilder import DagBuilder
     >>> from prism.signature import Signature
     >>> b = DagBuilder()
     >>> ops = [b.add(Signature("forward"), [rank], stage=rank) for rank in (0, 1, 2)]

@@ -8,7 +8,8 @@ import xarray as xr
 from prism import fleet as _fleet
 from prism import schema
 from prism.context import Context, Link
-from prism.dag import DagBuilder, WorkloadDAG
+from prism.dag import WorkloadDAG
+from prism.dagbuilder import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import propagate, sample_durations
 from prism.pools import DurationPool, Fixed, LogNormal, Scaled

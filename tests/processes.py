@@ -7,7 +7,8 @@ import xarray as xr
 from scipy import stats
 
 from prism import schema
-from prism.dag import DagBuilder, WorkloadDAG
+from prism.dag import WorkloadDAG
+from prism.dagbuilder import DagBuilder
 from prism.montecarlo import propagate
 from prism.signature import Signature
 

@@ -11,7 +11,7 @@ from scipy import stats
 from prism import montecarlo, traces
 from prism import stats as estimates
 from prism.coupling import Coupling, Loading
-from prism.dag import DagBuilder
+from prism.dagbuilder import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import simulate
 from prism.pools import Empirical, Fixed, Gamma, LogNormal, MaxOf, Normal, Scaled

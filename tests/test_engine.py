@@ -12,7 +12,7 @@ from scipy import stats
 from statistical import assert_mean_close
 
 from prism import _engine, _lowering, montecarlo
-from prism.dag import DagBuilder
+from prism.dagbuilder import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import simulate
 from prism.pools import (

@@ -389,14 +389,16 @@ def test_mutated_real_files_are_read_or_refused(prism_data, tmp_path_factory, na
     for _ in range(examples):
         bad = bytearray(text)
         for _ in range(int(rng.integers(1, 5))):
-            at = int(rng.integers(len(bad)))
+            at = int(rng.integers(max(len(bad), 1)))
             match int(rng.integers(4)):
                 case 0:
-                    bad[at] ^= 1 << int(rng.integers(8))
+                    bad[at : at + 1] = bytes(
+                        b ^ 1 << int(rng.integers(8)) for b in bad[at : at + 1]
+                    )
                 case 1:
                     del bad[at : at + int(rng.integers(1, 200))]
                 case 2:
-                    other = int(rng.integers(len(bad)))
+                    other = int(rng.integers(max(len(bad), 1)))
                     bad[at:at] = bad[other : other + int(rng.integers(1, 400))]
                 case 3:
                     bad[at : at + 1] = bytes(rng.choice(list(b'0-9e.,:{}[]"\\nN'), 2))

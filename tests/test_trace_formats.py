@@ -15,7 +15,7 @@ from kineto_files import two_ranks
 import prism
 from prism import timeline, traces
 from prism.coupling import Coupling
-from prism.dag import DagBuilder
+from prism.dagbuilder import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import propagate
 from prism.pools import Empirical, LogNormal

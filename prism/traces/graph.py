@@ -12,7 +12,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from prism import schema
-from prism.dag import DagBuilder, WorkloadDAG
+from prism.dag import WorkloadDAG
+from prism.dagbuilder import DagBuilder
 from prism.signature import Category, Signature
 from prism.traces.records import TraceError, TraceWarning
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from prism.dag import DagBuilder, WorkloadDAG
+from prism.dag import WorkloadDAG
+from prism.dagbuilder import DagBuilder
 from prism.signature import Signature
 from prism.traces.graph import TraceGraph
 from prism.traces.records import TraceError
