@@ -212,14 +212,31 @@ def shared_scores(
 
 
 @njit(cache=True)
-def event_uniforms(event_key, first_draw, replicas, bits, out):
-    """One uniform a draw for each kind of event, the same in all its lanes."""
+def event_uniforms(
+    event_key, event_own, event_loading, event_row, scores, normal, phi, first_draw, replicas, bits, node,
+    weight, out,
+):  # fmt: skip
+    """One uniform a draw for each kind of event, the same in all its lanes; small where it strikes. An event
+    that goes with shared scores has a normal score of its own, to which they are added."""
     counter = np.empty(out.shape[1], np.uint64)
     counters(first_draw, 1, np.zeros(replicas, np.int32), counter)
     for i in range(event_key.size):
         random_bits(event_key[i], counter, bits)
+        if event_own[i] == 1.0:
+            for b in range(counter.size):
+                out[i, b] = np.float64(bits[b] >> _U(11)) * 2.0**-53
+            continue
+        octave_values(normal, bits, node, weight, out[i])
         for b in range(counter.size):
-            out[i, b] = np.float64(bits[b] >> _U(11)) * 2.0**-53
+            weight[b] = event_own[i] * out[i, b]
+        for c in range(event_loading.shape[1]):
+            if event_loading[i, c] != 0.0:
+                shared = scores[event_row[i, c]]
+                for b in range(counter.size):
+                    weight[b] += event_loading[i, c] * shared[b]
+        for b in range(counter.size):
+            weight[b] = -weight[b]
+        score_values(phi, weight, node, out[i])
 
 
 @njit(cache=True)
@@ -269,7 +286,10 @@ def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
     pred_ptr, pred, slot, is_sink, grouping, leaders, replica_of_op, component = graph
     pool, kind, table_ptr, table, scale, shift, key, own, own_of, loading, row, event = draw
     over_ptr, over_replica, over_scale, over_shift = override
-    row_key, row_lane, row_stays, event_key, event_p, draws_per_job, own_tables, phi = shared
+    (
+        row_key, row_lane, row_stays, event_key, event_p, event_own, event_loading, event_row, draws_per_job,
+        own_tables, phi,
+    ) = shared  # fmt: skip
     lanes = finish.shape[1]
     alone = leaders[0]
     replicas = alone.size
@@ -293,7 +313,10 @@ def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
         scores,
     )
     event_u = np.empty((event_key.size, lanes))
-    event_uniforms(event_key, first_draw, replicas, bits, event_u)
+    event_uniforms(
+        event_key, event_own, event_loading, event_row, scores, own_tables[0], phi, first_draw, replicas,
+        bits, node, weight, event_u,
+    )  # fmt: skip
     current = -1
     for i in range(slot.size):
         leader = leaders[grouping[i]]

@@ -21,6 +21,19 @@ def propagate(pred_ptr, pred, gap, duration, ready, finish):
 
 
 @njit(cache=True)
+def latest_finish(pred_ptr, pred, gap, duration, latest):
+    """Backward pass: `latest`, (op, column), comes with the end of the step and leaves with the time by
+    which each op has to finish, ``min (latest_j - duration_j - gap_j)`` over those that wait for it."""
+    n_ops, columns = duration.shape
+    for i in range(n_ops - 1, -1, -1):
+        for e in range(pred_ptr[i], pred_ptr[i + 1]):
+            for c in range(columns):
+                bound = latest[i, c] - duration[i, c] - gap[i, c]
+                if bound < latest[pred[e], c]:
+                    latest[pred[e], c] = bound
+
+
+@njit(cache=True)
 def topological_order(n, succ_ptr, succ):
     """Kahn's algorithm, first-in first-out; shorter than `n` where there is a cycle."""
     waiting = np.zeros(n, np.int64)

@@ -182,6 +182,7 @@ class _SharedRows:
             [self.event_names.index(k) if k in self.event_names else -1 for k in kinds]
         )
         self.event = struck[dag.signature].astype(np.int64)
+        self._events_with_scores(coupling)
         width = 0 if coupling.is_independent else 2 * len(LEVELS)
         self.loading, self.row = np.zeros((n, width)), np.zeros((n, width), np.int32)
         for index, signature in enumerate(dag.signatures):
@@ -203,6 +204,19 @@ class _SharedRows:
                     f"{kind} folds several ranks into one op, but its ranks have scores of their own; "
                     "write the ranks out, or drop the loading of level rank"
                 )
+
+    def _events_with_scores(self, coupling: Coupling) -> None:
+        """Step scores that events go with: (event, class) loadings and rows, and what is left of its own."""
+        scores = [coupling.event_scores.get(k, {}) for k in self.event_names]
+        classes = sorted({c for s in scores for c in s})
+        self.event_loading = np.array(
+            [[s.get(c, 0.0) for c in classes] for s in scores], float
+        ).reshape(len(scores), len(classes))
+        # the row that ops of the class load, whether or not any of them does
+        nobody = np.zeros(self.dag.lanes, np.int32)
+        rows = [self._row((c, "step", False), nobody, False) for c in classes]
+        self.event_row = np.tile(np.array(rows, np.int64), (len(scores), 1))
+        self.event_own = np.sqrt(np.maximum(0.0, 1.0 - np.sum(self.event_loading**2, axis=1)))
 
     def _load(self, ops: np.ndarray, name: str, level: str, loading: Loading, column: int) -> None:
         """Let ops of a class load the scores of a level, in two columns."""
@@ -259,6 +273,9 @@ class _SharedRows:
             np.array(self._stays, bool),
             np.array(events, np.uint64),
             self.event_p,
+            self.event_own,
+            self.event_loading,
+            self.event_row,
             draws_per_job,
             np.array([_largest_of(int(w)) for w in self.widths]),
             PHI,

@@ -52,11 +52,16 @@ class Coupling:
         In that share of steps all ops of the kind take the upper tail of their pools together, of that
         same probability, and never otherwise: what Gaussian scores cannot do, since they have no tail
         dependence. The marginals stay as they are.
+    event_scores : mapping of op kind to mapping of class to loading
+        By how much an event goes with the step score of a class (`op_class`): it strikes where
+        ``sum_c b_c Z_c + sqrt(1 - sum_c b_c^2) e`` is in its upper tail. Positive: rather in steps that are
+        slow for the class, negative: in fast ones. Without it the event comes on its own.
 
     Raises
     ------
     ValueError
-        Unknown level; squares that sum to more than 1; probabilities outside (0, 1).
+        Unknown level; squares that sum to more than 1; probabilities outside (0, 1); scores of an event
+        that there is not.
 
     Examples
     --------
@@ -67,6 +72,7 @@ class Coupling:
 
     loadings: Mapping[str, Mapping[str, Loading]] = field(default_factory=dict)
     events: Mapping[str, float] = field(default_factory=dict)
+    event_scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checked = {}
@@ -91,6 +97,16 @@ class Coupling:
                 )
         object.__setattr__(self, "loadings", MappingProxyType(checked))
         object.__setattr__(self, "events", MappingProxyType(dict(self.events)))
+        scores = {k: MappingProxyType(dict(v)) for k, v in self.event_scores.items() if v}
+        for kind, classes in scores.items():
+            if kind not in self.events:
+                raise ValueError(f"{kind}: scores of an event that has no probability")
+            total = sum(b * b for b in classes.values())
+            if not total <= 1 + 1e-12:
+                raise ValueError(
+                    f"{kind}: squared loadings of its event sum to {total:.4g}; they must sum to 1 at most"
+                )
+        object.__setattr__(self, "event_scores", MappingProxyType(scores))
 
     @classmethod
     def independent(cls) -> Coupling:

@@ -80,7 +80,11 @@ def to_dataset(model: StepModel) -> xr.Dataset:
         structure,
         made_by="prism.modelfile.to_dataset",
         source=model.source,
-        provenance={"loadings": _loadings(model.coupling), "events": dict(model.coupling.events)},
+        provenance={
+            "loadings": _loadings(model.coupling),
+            "events": dict(model.coupling.events),
+            "event_scores": {k: dict(v) for k, v in model.coupling.event_scores.items()},
+        },
     )
 
 
@@ -144,7 +148,7 @@ def _coupling(ds: xr.Dataset) -> Coupling:
         kind: {level: Loading(*v) for level, v in levels.items()}
         for kind, levels in stored["loadings"].items()
     }
-    return Coupling(loadings, stored["events"])
+    return Coupling(loadings, stored["events"], stored.get("event_scores", {}))
 
 
 def _bases(ds: xr.Dataset) -> list[DurationPool]:

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from prism import schema, stats
 from prism.dag import WorkloadDAG
 from prism.montecarlo import simulate
-from prism.traces import fit_model
+from prism.traces import choose_gaps, fit_model
 
 
 def refitted(
@@ -34,7 +34,8 @@ def refitted(
     Whole steps are resampled in circular blocks (their ops vary together, neighbours too), pools and
     coupling fitted anew, and the step simulated with random numbers of its own: the spread of the
     quantile over resamples holds the error of the fit and of the simulation. It does not hold errors of
-    the graph, nor that later steps may be of another kind.
+    the graph, nor that later steps may be of another kind. Which idle gaps are kept is chosen once, on all
+    steps.
 
     Parameters
     ----------
@@ -49,20 +50,22 @@ def refitted(
     -------
     Dataset
         ``quantile_value(trial)``: the quantile in each resample, seconds; ``estimate_value``: from the
-        steps as they are.
+        steps as they are; ``step_time(draw)``: the draws behind that, seconds.
     """
     rng = np.random.default_rng(seed)
     n = observed.sizes["step"]
+    kept = choose_gaps(dag, observed)
     values = np.empty(resamples)
     for r in range(resamples):
         steps = observed.isel(step=stats.block_indices(rng, n, block))
-        runs = simulate(fit_model(dag, steps), draws, seed=int(rng.integers(2**62)))
+        runs = simulate(fit_model(dag, steps, gaps=kept), draws, seed=int(rng.integers(2**62)))
         values[r] = np.quantile(runs["step_time"], q)
-    whole = simulate(fit_model(dag, observed), draws, seed=seed)
+    whole = simulate(fit_model(dag, observed, gaps=kept), draws, seed=seed)
     return schema.dataset(
         {
             "quantile_value": ("trial", values),
             "estimate_value": ((), float(np.quantile(whole["step_time"], q))),
+            "step_time": ("draw", whole["step_time"].values),
         },
         made_by="prism.uncertainty.refitted",
         source="synthetic" if observed.attrs["source"] == "synthetic" else "simulated",
@@ -76,9 +79,11 @@ def refitted(
 def guarantee_with_fit(refits: xr.Dataset, confidence: float = 0.95) -> float:
     """Upper confidence bound on a quantile that covers the fit as well as the simulation.
 
-    The larger of the two usual bootstrap bounds: basic, ``2 estimate - Q_(1 - confidence)`` of the
-    refits, which undoes their bias (refits to few steps lie low, since a resample holds fewer distinct
-    ones), and percentile, ``Q_confidence``, which keeps their skewness.
+    The largest of three bounds: basic, ``2 estimate - Q_(1 - confidence)`` of the refits, which undoes their
+    bias (refits to few steps lie low, since a resample holds fewer distinct ones); percentile,
+    ``Q_confidence``, which keeps their skewness; and the error of a quantile read off n steps,
+    ``Q(q + z sqrt(q (1 - q) / n))`` of the draws, which sees a jump beside q that few refits cross. With the
+    first two alone the bound covered in 84 % of 25 recordings of 60 steps where 95 % were asked for.
 
     Parameters
     ----------
@@ -100,7 +105,10 @@ def guarantee_with_fit(refits: xr.Dataset, confidence: float = 0.95) -> float:
     estimate = float(refits["estimate_value"])
     basic = 2 * estimate - float(np.quantile(values, 1 - confidence))
     percentile = float(np.quantile(values, confidence))
-    return max(basic, percentile)
+    made = schema.provenance(refits)
+    q, z = made["q"], float(norm.ppf(confidence))
+    beside = min(1.0, q + z * math.sqrt(q * (1 - q) / made["steps"]))
+    return max(basic, percentile, float(np.quantile(refits["step_time"], beside)))
 
 
 #: part of the squared error left to drawing finitely often: draws are cheap, steps are not

@@ -27,7 +27,7 @@ from prism.coupling import Coupling, Loading, op_class
 from prism.dag import WorkloadDAG
 from prism.pools import DurationPool
 from prism.signature import PoolKey
-from prism.traces.events import find_events, without_events
+from prism.traces.events import event_scores, find_events, without_events
 from prism.traces.steps import check_ops
 
 LEVELS = ("step", "node", "rank", "microbatch")
@@ -100,7 +100,7 @@ def fit_coupling(
     u, varies = _probabilities(duration, pool), np.ptp(duration, axis=1) > 0
     kinds = np.array([s.op for s in dag.signatures])[dag.signature]
     classes = np.array([op_class(s) for s in dag.signatures])[dag.signature]
-    events, tails = find_events(u, kinds, varies, seed)
+    events, tails = find_events(u, kinds, varies, seed, duration)
     z = stats.norm.ppf(without_events(u, kinds, events))
     known = np.isfinite(z)
     z = _standardised(z, pool)
@@ -112,6 +112,7 @@ def fit_coupling(
     coupling = Coupling(
         {k: _loadings(a, se) for k, (a, se) in fitted.items()},
         {k: p for k, (p, _, _) in events.items()},
+        event_scores(z, classes, kinds, events),
     )
     return CouplingFit(coupling, _shares(fitted, observed), tails)
 

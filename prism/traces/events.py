@@ -15,13 +15,39 @@ from prism import schema
 #: tails up to this share of the steps are searched for joint events
 LARGEST_EVENT = 0.12
 EVENT_LEVEL = 0.01
+#: where the tail lies apart, its size is given by that and not searched for: one trial, the usual level
+APART_LEVEL = 0.05
 MOSTLY = 0.6
 #: several tails are tried, and each trial is one more chance to be fooled: ask for a clear excess
 LEAST_EXCESS = 0.3
+#: a tail lies apart from the rest if it is so many times as long
+APART = 2.0
+#: standard errors from which a class's score in struck steps is taken to differ
+CLEAR = 2.0
+#: a class whose ops correlate less than this has no step score to go with
+LEAST_SHARED = 0.02
+#: an event keeps so much of its own score
+LARGEST_SHARE = 0.95
 
 
-def find_events(u: np.ndarray, kinds: np.ndarray, varies: np.ndarray, seed: int):
+def find_events(
+    u: np.ndarray,
+    kinds: np.ndarray,
+    varies: np.ndarray,
+    seed: int,
+    duration: np.ndarray | None = None,
+):
     """Kinds whose series are slow together in a few steps, beyond what Gaussian scores allow.
+
+    Parameters
+    ----------
+    u : ndarray (op, step)
+        Probabilities of durations within their pools.
+    kinds, varies : ndarray (op,)
+    seed : int
+    duration : ndarray (op, step), optional
+        Where it is given, a tail that lies far from the rest (`APART`) is tested against the correlation
+        of the rest.
 
     Returns the events as kind -> (probability, struck steps, number of steps), and the table of tails.
     """
@@ -32,11 +58,14 @@ def find_events(u: np.ndarray, kinds: np.ndarray, varies: np.ndarray, seed: int)
         ops = np.flatnonzero((kinds == kind) & varies)
         if ops.size < 2:
             continue
-        tested = [_tail(u[ops], size, rng) for size in _sizes(u[ops])]
+        tested = [
+            _tail(u[ops], size, rng, apart=duration is not None and _apart(duration[ops], size))
+            for size in _sizes(u[ops])
+        ]
         best = min(tested, key=lambda t: (t["p_value"], -t["tail_dependence"]))
         excess = best["tail_dependence"] - best["gaussian_tail_dependence"]
         strikes = (
-            best["p_value"] <= EVENT_LEVEL
+            best["p_value"] <= (APART_LEVEL if best["apart"] else EVENT_LEVEL)
             and best["tail_dependence"] > MOSTLY
             and excess > LEAST_EXCESS
         )
@@ -62,20 +91,35 @@ def _sizes(u: np.ndarray) -> list[int]:
     return sorted({usual, *alike})
 
 
+def _apart(duration: np.ndarray, size: int) -> bool:
+    """Whether the upper `size` values lie far above the others, in most series."""
+    ordered = np.sort(duration, axis=1)
+    return bool(np.mean(ordered[:, -size] > APART * ordered[:, -size - 1]) > MOSTLY)
+
+
 def _tail(
-    u: np.ndarray, size: int, rng: np.random.Generator, trials: int = 400
+    u: np.ndarray, size: int, rng: np.random.Generator, *, apart: bool, trials: int = 400
 ) -> dict[str, float]:
     """Tail dependence at the upper `size` of n steps, against series with Gaussian dependence.
 
-    The Gaussian correlation comes from all steps. An event inflates it a little, which makes the test
-    conservative; leaving the tail out would make the reference too weak, and invent events.
+    The Gaussian correlation comes from all steps. An event inflates it, which makes the test conservative;
+    leaving the tail out would make the reference too weak, and invent events. A tail that lies apart from
+    the rest is no tail of one distribution: then the correlation is that of the rest, one standard error
+    added.
     """
     m, n = u.shape
     seen = _dependence(u > 1 - (size + 0.25) / n, size)
     rank = np.argsort(np.argsort(u, axis=1), axis=1)
     z = stats.norm.ppf((rank + 0.5) / n)
     z /= z.std(axis=1, keepdims=True)
-    r = np.clip((np.mean(z.sum(axis=0) ** 2) - m) / (m * (m - 1)), 0.0, 0.999)
+    r = _correlation(z)
+    if apart:
+        rest = ~(u > 1 - (size + 0.25) / n).any(axis=0)
+        if rest.sum() >= 10:
+            inner = np.argsort(np.argsort(u[:, rest], axis=1), axis=1)
+            inner = stats.norm.ppf((inner + 0.5) / rest.sum())
+            r = _correlation(inner / inner.std(axis=1, keepdims=True))
+            r = min(r + 1 / np.sqrt(rest.sum() * min(m * (m - 1) / 2, 4)), 0.999)
     expected = np.empty(trials)
     for t in range(trials):
         g = np.sqrt(r) * rng.standard_normal(n) + np.sqrt(1 - r) * rng.standard_normal(
@@ -85,10 +129,59 @@ def _tail(
         expected[t] = _dependence(top, size)
     return {
         "size": size,
+        "apart": apart,
         "tail_dependence": seen,
         "gaussian_tail_dependence": float(expected.mean()),
         "p_value": float((1 + np.sum(expected >= seen)) / (trials + 1)),
     }
+
+
+def _correlation(z: np.ndarray) -> float:
+    """Mean correlation between standardised series, (series, step), not below 0."""
+    m = z.shape[0]
+    return float(np.clip((np.mean(z.sum(axis=0) ** 2) - m) / (m * (m - 1)), 0.0, 0.999))
+
+
+def event_scores(
+    z: np.ndarray, classes: np.ndarray, kinds: np.ndarray, events: Mapping
+) -> dict[str, dict[str, float]]:
+    """Loadings of events on the step scores of classes, where steps that are struck differ clearly.
+
+    A class's step score is estimated by the mean score of its ops, standardised over steps. If the event
+    has probability p and loads it by b, its mean in struck steps is ``b phi(z_p) / p``.
+
+    Parameters
+    ----------
+    z : ndarray (op, step)
+        Normal scores, 0 where an event struck the op itself.
+    classes, kinds : ndarray (op,)
+    events : mapping of kind to (probability, struck steps, number of steps)
+    """
+    out: dict[str, dict[str, float]] = {}
+    for kind, (p, struck, _) in events.items():
+        strength = stats.norm.pdf(stats.norm.isf(p)) / p
+        found = {}
+        for name in dict.fromkeys(map(str, classes)):
+            ops = (classes == name) & (kinds != kind)
+            mean = z[ops].mean(axis=0) if ops.any() else np.zeros(struck.size)
+            if np.ptp(mean) == 0 or _correlation_of(z[ops]) < LEAST_SHARED:
+                continue
+            shift = float(((mean - mean.mean()) / mean.std())[struck].mean())
+            if abs(shift) * np.sqrt(struck.sum()) > CLEAR:
+                found[name] = shift / strength
+        total = sum(b * b for b in found.values())
+        if total > LARGEST_SHARE:
+            found = {c: b * np.sqrt(LARGEST_SHARE / total) for c, b in found.items()}
+        if found:
+            out[kind] = {c: float(b) for c, b in found.items()}
+    return out
+
+
+def _correlation_of(z: np.ndarray) -> float:
+    """Mean correlation between the series of ops that vary."""
+    sd = z.std(axis=1, keepdims=True)
+    own = (z[sd[:, 0] > 0] - z[sd[:, 0] > 0].mean(axis=1, keepdims=True)) / sd[sd[:, 0] > 0]
+    return _correlation(own) if own.shape[0] > 1 else 0.0
 
 
 def _dependence(top: np.ndarray, size: int) -> float:

@@ -12,14 +12,19 @@ from prism import poolfit, schema
 from prism.coupling import Coupling
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
+from prism.montecarlo import simulate
 from prism.pools import DurationPool
 from prism.signature import PoolKey
+from prism.stats import crps
 from prism.traces.dependence import fit_coupling
+from prism.traces.gaps import EFFECTIVE, LEAST_SHIFT, WHOLE, add_gaps, gap_shifts
 from prism.traces.graph import build_graph
 from prism.traces.steps import check_ops, observe
 
 MIN_SAMPLES = 10
 MIN_STEPS = 20
+#: how much better a prediction has to be for gaps to be taken whole
+CLEARLY = 0.01
 
 
 def fit_pools(
@@ -114,10 +119,10 @@ def model_from_trace(
     family: str = "empirical",
     min_samples: int = MIN_SAMPLES,
 ) -> StepModel:
-    """The step model of a trace: graph, pools and coupling.
+    """The step model of a trace: graph, idle gaps that delay the step, pools and coupling.
 
-    Idle gaps are left out: some are launch overhead and some are waits on what the graph does not
-    have, and drawing the second kind counts them twice. `replay` without gaps says what that costs.
+    Most idle gaps are left out: they are waits on what the graph does not have, and drawing them counts
+    them twice. Kinds of op whose gaps move the replay keep them (`choose_gaps`).
 
     Parameters
     ----------
@@ -144,16 +149,63 @@ def fit_model(
     *,
     family: str = "empirical",
     min_samples: int = MIN_SAMPLES,
+    gaps: Mapping[str, str] | None = None,
 ) -> StepModel:
-    """The step model of a graph and its measured steps: pools, and coupling if there are enough steps.
+    """The step model of a graph and its measured steps: pools, gaps, and coupling if there are enough steps.
 
     With fewer than `MIN_STEPS` steps ops are taken as independent, since dependence cannot be seen.
+
+    Parameters
+    ----------
+    dag, observed, family, min_samples
+        As in `fit_pools`.
+    gaps : mapping of op kind to ``effective`` or ``whole``, optional
+        Kinds that keep their idle gaps; as `choose_gaps` chooses on these steps if not given.
 
     Returns
     -------
     StepModel
+        Its graph has the kept gaps as ops; `remove_gaps` gives back the one that was handed in.
     """
+    chosen = choose_gaps(dag, observed) if gaps is None else gaps
+    dag, observed = add_gaps(dag, observed, chosen)
     fitted = fit_pools(dag, observed, family=family, min_samples=min_samples)
     enough = observed.sizes["step"] >= MIN_STEPS
     coupling = fit_coupling(dag, observed, fitted).coupling if enough else Coupling.independent()
     return StepModel(dag, fitted, coupling, source=observed.attrs["source"])
+
+
+def choose_gaps(dag: WorkloadDAG, observed: xr.Dataset, *, draws: int = 1000) -> dict[str, str]:
+    """Kinds of op that keep their idle gaps, and whether whole or only the effective part.
+
+    Gaps are kept where the replay needs them (`kept_kinds`), and only their effective part; a kind's gaps
+    are taken whole if the model then predicts the steps it was fitted to clearly better: their CRPS falls
+    by more than `CLEARLY`. Kinds are tried one after the other, the one that moves the replay most first.
+
+    Parameters
+    ----------
+    dag : WorkloadDAG without lanes
+    observed : Dataset of `observe`
+        The steps used for fitting, never those of a test.
+    draws : int
+        Of each trial.
+
+    Returns
+    -------
+    dict of op kind to ``effective`` or ``whole``
+    """
+    shifts = gap_shifts(dag, observed)
+    kept = sorted((k for k, v in shifts.items() if v > LEAST_SHIFT), key=lambda k: -shifts[k])
+    chosen = dict.fromkeys(kept, EFFECTIVE)
+
+    def score(choice: Mapping[str, str]) -> float:
+        model = fit_model(dag, observed, gaps=choice)
+        return crps(simulate(model, draws)["step_time"], observed["step_time"])
+
+    best = score(chosen) if kept else 0.0
+    for kind in kept:
+        trial = chosen | {kind: WHOLE}
+        found = score(trial)
+        if found < (1 - CLEARLY) * best:
+            chosen, best = trial, found
+    return chosen
