@@ -78,7 +78,7 @@ VARIABLES: dict[str, tuple[str, str]] = {
     ),
     "rank_cv": ("1", "std / mean over ranks of the mean compute time"),
     "step_cv": ("1", "std / mean over steps of compute time, mean over ranks"),
-    "extra_share": ("1", "upper bound on the share of run time lost to variability"),
+    "extra_share": ("1", "share of run time lost if every step meets the p95 of everything"),
     "std_ratio": ("1", "standard deviation after / before"),
     "median_ratio": ("1", "median duration after / before"),
     "moved": ("1", "whether the difference is significant"),

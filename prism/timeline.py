@@ -50,7 +50,8 @@ def chrome_trace(model: StepModel, draw: int, *, seed: int = 0) -> dict:
     Returns
     -------
     dict
-        Complete events (``ph`` X, microseconds), a process a rank, a thread a category; a collective shows
+        Complete events (``ph`` X, microseconds), a process a rank, a thread a category (more
+        where ops of one category overlap); a collective shows
         on every member. Ops of the longest path have ``args.critical`` and a colour of their own.
 
     Raises
@@ -65,7 +66,8 @@ def chrome_trace(model: StepModel, draw: int, *, seed: int = 0) -> dict:
     ready, finish = propagate(dag, duration)
     critical = _longest_path(dag, finish[:, 0])
     events = [*_names(dag)]
-    for op in range(dag.n_ops):
+    lanes = _Lanes()
+    for op in np.argsort(ready[:, 0], kind="stable").tolist():
         signature = dag.signatures[dag.signature[op]]
         event = {
             "ph": "X",
@@ -73,7 +75,6 @@ def chrome_trace(model: StepModel, draw: int, *, seed: int = 0) -> dict:
             "cat": signature.role,
             "ts": 1e6 * float(ready[op, 0]),
             "dur": 1e6 * float(duration[op, 0]),
-            "tid": _thread(signature.role),
             "args": {
                 "signature": str(signature),
                 "site": dag.sites[dag.site[op]],
@@ -82,8 +83,11 @@ def chrome_trace(model: StepModel, draw: int, *, seed: int = 0) -> dict:
         }
         if critical[op]:
             event["cname"] = "terrible"
-        for rank in dag.member[dag.member_ptr[op] : dag.member_ptr[op + 1]]:
-            events.append(event | {"pid": int(rank)})
+        for rank in dag.member[dag.member_ptr[op] : dag.member_ptr[op + 1]].tolist():
+            tid = lanes.place(
+                rank, _thread(signature.role), event["ts"], event["ts"] + event["dur"]
+            )
+            events.append(event | {"pid": rank, "tid": tid})
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -113,6 +117,7 @@ def _longest_path(dag: WorkloadDAG, finish: np.ndarray) -> np.ndarray:
         op = int(before[np.argmax(finish[before])])
 
 
+_TITLES = {0: "compute", 1: "host", 2: "communication", 3: "gaps"}
 _THREADS = {"compute": 0, "host": 1, "gap": 3}
 
 
@@ -120,12 +125,28 @@ def _thread(role: str) -> int:
     return _THREADS.get(role, 2)
 
 
+class _Lanes:
+    """Threads on which no two slices overlap in part, as the format wants it."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, int], list[float]] = {}
+
+    def place(self, rank: int, thread: int, begin: float, end: float) -> int:
+        """The first lane of a thread that is free at `begin` (events come by begin)."""
+        ends = self._ends.setdefault((rank, thread), [])
+        for lane, taken in enumerate(ends):
+            if taken <= begin:
+                ends[lane] = end
+                return thread + len(_TITLES) * lane
+        ends.append(end)
+        return thread + len(_TITLES) * (len(ends) - 1)
+
+
 def _names(dag: WorkloadDAG):
-    titles = {0: "compute", 1: "host", 2: "communication", 3: "gaps"}
     for rank in np.unique(dag.member):
         node = int(dag.node_of_rank[rank, 0])
         yield {"ph": "M", "name": "process_name", "pid": int(rank),
                "args": {"name": f"rank {rank} (node {node})"}}  # fmt: skip
-        for tid, title in titles.items():
+        for tid, title in _TITLES.items():
             yield {"ph": "M", "name": "thread_name", "pid": int(rank), "tid": tid,
                    "args": {"name": title}}  # fmt: skip

@@ -91,7 +91,7 @@ def test_waiting_never_enters_a_pool(prism_data):
 
 def test_two_ranks_against_known_times(tmp_path):
     trace = read_trace(two_ranks(tmp_path))
-    assert trace.sizes == {"step": 3, "op": 14, "edge": 10} or trace.sizes["step"] == 3
+    assert trace.sizes["step"] == 3
     graph = build_graph(trace)
     observed = observe(trace, graph)
     reduce = graph.op_of_record[trace["name"].values == "all_reduce"]
@@ -147,7 +147,8 @@ def test_pieces_do_not_matter(tmp_path, monkeypatch):
     """A file read in pieces of a few events is the file read at once, gzip or not."""
     path, _ = two_ranks(tmp_path, steps=20)
     path.rename(one := tmp_path / "rank0of1.json")
-    text = one.read_text().replace('"world_size": 2', '"world_size": 1').replace("[0, 1]", "[0]")
+    text = one.read_text().replace('"world_size": 2', '"world_size": 1')
+    text = text.replace("[0, 1]", "[0]").replace('"Group size": 2', '"Group size": 1')
     one.write_text(text)
     whole = read_trace(one)
     packed = tmp_path / "rank0.json.gz"
@@ -192,13 +193,6 @@ def other_steps(document):
 
 def other_world(document):
     document["distributedInfo"]["world_size"] = 8
-    return document
-
-
-def shifted_collectives(document):
-    """Every collective ends half a step late: not the same one, whatever the counts say."""
-    for i, e in enumerate(e for e in document["traceEvents"] if "Collective name" in e["args"]):
-        e["dur"] += 60_000 * (1 + i % 2)
     return document
 
 

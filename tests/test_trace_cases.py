@@ -253,9 +253,9 @@ def test_09_groups_are_keyed_by_ranks_and_not_by_name(case):
 
 def test_09_a_rank_outside_of_its_own_group_is_refused(tmp_path):
     for rank in (0, 1):
-        events = [step(0, 0, 90), launch(1, 1), collective(1, 10, 9, [1, 2])]
+        events = [step(0, 0, 90), launch(1, 1), collective(1, 10, 9, [1])]
         write(tmp_path, rank, events, world=2)
-    with pytest.raises(TraceError, match="rank 0 takes part in a all_reduce of ranks 1,2"):
+    with pytest.raises(TraceError, match="rank 0 takes part in a all_reduce of ranks 1, to which"):
         read_trace(tmp_path)
 
 

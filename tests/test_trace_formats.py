@@ -110,9 +110,8 @@ def protobuf(nodes: list[dict]) -> bytes:
     def attribute(name: str, value: int) -> bytes:
         return field(10, field(1, name.encode()) + field(27 if name == "is_cpu_op" else 9, value))
 
-    text = number(4) + field(1, b"0.") if False else b""
     metadata = field(1, b"0.0.4")
-    text += number(len(metadata)) + metadata
+    text = number(len(metadata)) + metadata
     for n in nodes:
         message = field(1, n["id"]) + field(2, n["name"].encode()) + field(3, n["type"])
         message += field(5, b"".join(map(number, n["deps"]))) if n["deps"] else b""

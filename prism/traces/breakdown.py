@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 from scipy import stats
+from scipy.special import comb
 
 from prism import schema
 from prism.signature import Category, Signature
+from prism.traces import megatron
 from prism.traces.graph import TraceGraph, build_graph
 from prism.traces.steps import observe
 
@@ -34,10 +36,10 @@ def breakdown(trace: xr.Dataset, *, gpus_per_node: int = 8) -> xr.Dataset:
         the role of its group), each a quantile (p5, p50, p95) over ranks and steps of the sum over the ops
         of a rank in a step, s: ``busy_quantile`` (without waiting), ``waiting_quantile`` (a collective's
         time until its last member arrives), ``exposed_quantile`` (the part during which the rank computes
-        nothing). ``step_time_quantile(quantile)``, s. ``rank_cv``: how sums of compute differ between
+        nothing); ranks without a kind do not count for it. ``step_time_quantile(quantile)``, s. ``rank_cv``: how sums of compute differ between
         ranks (std / mean of means over steps), ``step_cv``: between steps (mean over ranks of std / mean;
-        NaN for one step). ``extra_share``: upper bound on the run time lost to variability, see
-        `extra_days`.
+        NaN for one step). ``extra_share``: share of the run time lost to variability if every step meets
+        the p95 of everything, see `extra_days`.
 
     Raises
     ------
@@ -49,10 +51,11 @@ def breakdown(trace: xr.Dataset, *, gpus_per_node: int = 8) -> xr.Dataset:
     ``prism.breakdown(prism.read_trace("traces")).busy_quantile.to_pandas()``
     """
     sums = _sums(trace, build_graph(trace, gpus_per_node=gpus_per_node))
-    kinds = [k for k in sums.busy if np.any(sums.raw[k] > 0)] or list(sums.busy)
+    kinds = [k for k in sums.busy if np.nansum(sums.raw[k]) > 0] or list(sums.busy)
 
     def quantiles(values: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.array([np.quantile(values[k], QUANTILES) for k in kinds]).reshape(-1, 3)
+        # over the ranks that take part
+        return np.array([np.nanquantile(values[k], QUANTILES) for k in kinds]).reshape(-1, 3)
 
     step = sums.step_time
     typical = float(np.median(step))
@@ -84,11 +87,12 @@ def breakdown(trace: xr.Dataset, *, gpus_per_node: int = 8) -> xr.Dataset:
 
 
 def extra_days(found: xr.Dataset, run_days: float) -> float:
-    """Upper bound on the days that variability adds to a run of `run_days`, as the PRISM paper reckons it.
+    """Days that variability adds to a run of `run_days` if every step meets the p95 of everything.
 
-    ``run_days (p95 - p50 of the step time, plus p95 - p50 of each kind of collective) / p50 step time``: as
-    if every step met the p95 of everything, and nothing of it were hidden behind compute. Collectives are
-    part of the step, so this counts them twice: a bound, no estimate.
+    ``run_days (p95 - p50 of the step time, plus p95 - p50 of each kind of collective) / p50 step time``, the
+    reckoning that gives the PRISM paper's twenty days. Nothing of a collective is taken to be hidden behind
+    compute, and collectives are part of the step, so this counts them twice: pessimistic, no estimate.
+    Quantiles run over ranks and steps, so a collective that some ranks always find slow counts too.
 
     Examples
     --------
@@ -122,7 +126,8 @@ def compare_traces(
         ``std_ratio(kind)`` for compute, host and communication: standard deviation over ranks and steps of
         the sum of a rank in a step, after / before (the paper's figure 1). Per signature in both
         (dimension `signature`): ``median_ratio``, after / before, ``p_value`` of a Mann-Whitney test on the
-        means of steps (corrected by Holm), ``moved``. Means over one step test nothing: NaN, not moved.
+        means of steps (corrected by Holm), ``moved``. Where the steps are too few for any difference to
+        pass, nothing is tested: NaN, not moved.
         The provenance counts signatures that only one has.
 
     Raises
@@ -143,7 +148,9 @@ def compare_traces(
     for s in common:
         a, b = samples[0][s], samples[1][s]
         ratio.append(np.median(b) / np.median(a) if np.median(a) > 0 else np.nan)
-        tested = min(a.size, b.size) >= 4
+        # the least p-value that so few steps can give has to be able to pass
+        least = 2 / comb(a.size + b.size, a.size)
+        tested = least * len(common) <= level and max(np.ptp(a), np.ptp(b)) > 0
         p.append(stats.mannwhitneyu(a, b).pvalue if tested else np.nan)
     corrected = _holm(np.array(p))
     kinds = [k for k in (COMPUTE, HOST, COMMUNICATION) if all(s.has(k) for s, _, _ in sides)]
@@ -191,7 +198,7 @@ class _Sums:
     def total(self, kind: str) -> np.ndarray:
         if kind != COMMUNICATION:
             return self.busy[kind]
-        return np.sum([v for k, v in self.busy.items() if k not in (COMPUTE, HOST)], axis=0)
+        return np.nansum([v for k, v in self.busy.items() if k not in (COMPUTE, HOST)], axis=0)
 
 
 def _sums(trace: xr.Dataset, graph: TraceGraph) -> _Sums:
@@ -208,6 +215,9 @@ def _sums(trace: xr.Dataset, graph: TraceGraph) -> _Sums:
         computing = own & np.isin(kind, (COMPUTE, HOST) if COMPUTE not in names else (COMPUTE,))
         for k in names:
             ops = np.flatnonzero(own & (kind == k))
+            if ops.size == 0:
+                busy[k][i] = total[k][i] = exposed[k][i] = np.nan
+                continue
             busy[k][i], total[k][i] = net[:, ops].sum(axis=1), raw[:, ops].sum(axis=1)
             if k in (COMPUTE, HOST):
                 exposed[k][i] = busy[k][i]
@@ -235,8 +245,6 @@ def _kinds(trace: xr.Dataset) -> list[str]:
 
 
 def _role(name: str, role: str) -> str:
-    from prism.traces import megatron
-
     # op-level records say what they are by their names
     return megatron.ROLES.get(name, role)
 

@@ -22,6 +22,9 @@ import msgspec
 import numpy as np
 import xarray as xr
 
+from prism import schema
+from prism.montecarlo import propagate
+from prism.traces.graph import build_graph
 from prism.traces.records import TraceError, TraceWarning, trace_dataset
 
 #: node types of the schema
@@ -48,8 +51,6 @@ class Node(msgspec.Struct):
     is_cpu: bool = msgspec.field(default=False, name="is_cpu_op")
     collective: int = msgspec.field(default=-1, name="comm_type")
     size: int = msgspec.field(default=0, name="comm_size")
-    source: int = msgspec.field(default=-1, name="comm_src")
-    destination: int = msgspec.field(default=-1, name="comm_dst")
 
 
 class _Document(msgspec.Struct):
@@ -62,8 +63,9 @@ def read_chakra(files: Sequence[Path], ranks: Sequence[int] | None = None) -> xr
     Raises
     ------
     TraceError
-        Damaged files, dependencies on nodes that are not there, cycles, no durations, collectives that do
-        not match.
+        Damaged files, cycles, no durations, sends and receives (whose partners most writers leave out),
+        collectives that do not match. Dependencies on nodes that are not there are ignored: writers leave
+        out nodes of the host that nothing was measured of.
     """
     numbers = [_rank(f, len(files)) for f in files] if ranks is None else [int(r) for r in ranks]
     if len(set(numbers)) < len(files) or len(numbers) != len(files):
@@ -95,6 +97,8 @@ def _nodes(path: Path) -> list[Node]:
     seen = {n.id for n in nodes}
     if len(seen) < len(nodes):
         raise TraceError(f"{path}: ids of nodes are repeated")
+    if any(n.kind in (SEND, RECEIVE) for n in nodes):
+        raise TraceError(f"{path}: sends and receives are not read; collectives are")
     for n in nodes:
         for time in (n.duration, 0.0 if n.start is None else n.start):
             if not 0 <= time < 1e13:
@@ -217,8 +221,7 @@ def _numbers(value: int | bytes) -> list[int]:
 
 
 _ATTRIBUTES = {
-    "is_cpu_op": "is_cpu", "comm_type": "collective", "comm_size": "size", "comm_src": "source",
-    "comm_dst": "destination",
+    "is_cpu_op": "is_cpu", "comm_type": "collective", "comm_size": "size",
 }  # fmt: skip
 
 
@@ -255,18 +258,12 @@ def _dataset(each: list[tuple[int, Path, list[Node]]]) -> xr.Dataset:
         durations.append([n.duration * 1e-6 for n in nodes])
         kinds[rank] = _columns(rank, nodes, everyone, columns)
     _check(kinds, each)
-    if computed:
-        warnings.warn(
-            f"{each[0][1]}: no start times are recorded, so the step time is computed from the graph and "
-            "not measured",
-            TraceWarning,
-            stacklevel=4,
-        )
     start = np.concatenate(starts)[None, :]
-    return trace_dataset(
+    duration = np.concatenate(durations)[None, :]
+    trace = trace_dataset(
         steps=[0],
         start=start - start.min(),
-        duration=np.concatenate(durations)[None, :],
+        duration=duration,
         coordinates=columns,
         edges=edges,
         provenance={
@@ -277,6 +274,29 @@ def _dataset(each: list[tuple[int, Path, list[Node]]]) -> xr.Dataset:
             if computed
             else "from the first start to the last end",
         },
+    )
+    return _scheduled(trace) if computed else trace
+
+
+def _scheduled(trace: xr.Dataset) -> xr.Dataset:
+    """Starts as soon as the graph allows, for a trace without times. The members of a collective took
+    unlike long, since they waited for each other: it takes as long as the shortest."""
+    warnings.warn(
+        f"{schema.provenance(trace)['files']}: no start times are recorded, so the step time is computed from "
+        "the graph and not measured",
+        TraceWarning,
+        stacklevel=5,
+    )
+    graph = build_graph(trace)
+    raw = trace["duration"].values[0]
+    duration = np.full(graph.dag.n_ops, np.inf)
+    np.minimum.at(duration, graph.op_of_record, raw)
+    _, finish = propagate(graph.dag, duration[:, None])
+    end = finish[graph.op_of_record, 0]
+    net = duration[graph.op_of_record]
+    return trace.assign(
+        start=trace["start"].copy(data=(end - net)[None, :]),
+        duration=trace["duration"].copy(data=net[None, :]),
     )
 
 
@@ -295,19 +315,21 @@ def _edges(path: Path, nodes: list[Node], at: dict[int, int]) -> list[tuple[int,
 
 
 def _starts(path: Path, nodes: list[Node], edges: list[tuple[int, int]]) -> tuple[np.ndarray, bool]:
-    """Start of each node, s, and whether it was recorded."""
-    if all(n.start is not None for n in nodes) and any(n.start for n in nodes):
-        return np.array([float(n.start or 0.0) for n in nodes]) * 1e-6, True
+    """Start of each node, s (0 where it was not recorded), and whether all were.
+
+    Raises
+    ------
+    TraceError
+        If dependencies form a cycle.
+    """
     after: list[list[int]] = [[] for _ in nodes]
     waiting = np.zeros(len(nodes), int)
     for a, b in edges:
         after[a].append(b)
         waiting[b] += 1
-    start = np.zeros(len(nodes))
     ready = [i for i in range(len(nodes)) if waiting[i] == 0]
     for i in ready:
         for b in after[i]:
-            start[b] = max(start[b], start[i] + nodes[i].duration * 1e-6)
             waiting[b] -= 1
             if waiting[b] == 0:
                 ready.append(b)
@@ -316,7 +338,8 @@ def _starts(path: Path, nodes: list[Node], edges: list[tuple[int, int]]) -> tupl
         raise TraceError(
             f"{path}: dependencies form a cycle through node {stuck.id} ({stuck.name[:40]})"
         )
-    return start, False
+    known = all(n.start is not None for n in nodes) and any(n.start for n in nodes)
+    return np.array([float(n.start or 0.0) if known else 0.0 for n in nodes]) * 1e-6, known
 
 
 def _columns(rank: int, nodes: list[Node], everyone: str, columns: dict[str, list]) -> list[str]:
@@ -350,3 +373,8 @@ def _check(kinds: dict[int, list[str]], each: list) -> None:
                 f"{each[0][1]}: rank {first} has {len(kinds[first])} collectives, rank {r} has "
                 f"{len(kinds[r])}: they do not match"
             )
+        for i, (a, b) in enumerate(zip(kinds[first], kinds[r], strict=True)):
+            if a != b:
+                raise TraceError(
+                    f"{each[0][1]}: collective {i} is {a} on rank {first} and {b} on rank {r}"
+                )

@@ -46,14 +46,23 @@ def gloo_ops(events: Events, windows: Windows) -> DeviceOps:
 
 
 def _asked(events: Events, row: np.ndarray, calls: np.ndarray) -> np.ndarray:
-    """The call of each transfer: the n-th of the calls before it that nobody has taken."""
+    """The call of each transfer: the first of its kind before it that nobody has taken."""
+    place = {int(r): i for i, r in enumerate(row)}
     out = np.full(row.size, -1, np.int64)
-    k = 0
-    for i, r in enumerate(row):
-        if k < calls.size and events.start[calls[k]] <= events.start[r]:
-            out[i] = calls[k]
-            k += 1
+    waiting: dict[str, list[int]] = {}
+    order = sorted([*calls, *row], key=lambda e: (int(events.start[e]), e in place))
+    for e in order:
+        name = events.texts[events.name[e]]
+        if name.startswith(CALL):
+            waiting.setdefault(_kind(name, CALL), []).append(int(e))
+        elif queue := waiting.get(_kind(name, TRANSFER)):
+            out[place[e]] = queue.pop(0)
     return out
+
+
+def _kind(name: str, prefix: str) -> str:
+    """``c10d::allreduce_`` asks for ``gloo:all_reduce``."""
+    return name.removeprefix(prefix).replace("_", "").removesuffix("base")
 
 
 def _said(events: Events, row: int, call: int) -> Communication:

@@ -8,6 +8,7 @@ an op ends waits for it. An inferred dependency has to hold in every measured st
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -16,7 +17,6 @@ import numpy as np
 from prism.traces import cpu
 from prism.traces.device import (
     ROUNDING,
-    SYNCHRONISES,
     DeviceOps,
     RankSteps,
     Windows,
@@ -24,6 +24,11 @@ from prism.traces.device import (
 from prism.traces.kineto import Events, Kind
 
 HOST = "host"
+SYNCHRONISES = re.compile(r"Synchronize", re.IGNORECASE)
+#: a launch that takes so long waits for room in the queue, ns
+QUEUE_FULL = 100_000
+#: part of the run from which work of a step that is hidden behind the one before is worth a word
+LEAST_CUT = 0.001
 #: a graph does not leave its stream idle so long, ns
 UNRECORDED = 500_000
 #: an op that starts this long after its launch, and so long after all ops that it is known to wait for,
@@ -31,6 +36,8 @@ UNRECORDED = 500_000
 LATE_AFTER_LAUNCH, LATE = 20_000, 10_000
 #: and it starts so soon after that has ended, ns
 PROMPT = 30_000
+#: a synchronising call has to return after what it waits for in so many of the steps
+MOSTLY = 0.8
 #: a blocking call returns so soon after what it waited for, ns
 RETURNS = 100_000
 
@@ -99,9 +106,22 @@ def assemble(
         notes=notes,
     )
     _add_host(out, events, windows, ops, chosen, member, times)
+    _cut(out, origin, len(names))
+    return out
+
+
+def _cut(out: RankSteps, origin: np.ndarray, device_ops: int) -> None:
+    """Let no op begin before the origin: what it did earlier ran beside the step before. Counted, since
+    the durations that are cut are those that pools will see."""
+    device = np.arange(out.start.shape[1]) < device_ops
+    hidden = np.minimum(out.end, origin[:, None]) - out.start
+    total = int(np.sum(np.where(device & (hidden > 0), hidden, 0)))
+    if total > LEAST_CUT * max(int(np.sum(out.end.max(axis=1) - origin)), 1):
+        out.notes["device work that ran beside the step before, cut off, us a step"] = total // (
+            1000 * origin.size
+        )
     out.start = np.maximum(out.start, origin[:, None])
     out.end = np.maximum(out.end, out.start)
-    return out
 
 
 def _origins(events: Events, windows: Windows, ops: DeviceOps, chosen: np.ndarray) -> np.ndarray:
@@ -274,13 +294,15 @@ def _add_host(
 
     for call in calls:
         begin = np.maximum(call.start, free)
-        work = add("host", f"before {call.name}", free, begin)
+        # each stretch is a kind of its own: what comes next says nothing about how long it takes
+        work = add("host", f"{len(starts)} before {call.name}", free, begin)
         out.edges += [(work, op, "launch") for op in call.launches]
         free = begin
         if call.awaits:
             ended = np.maximum.reduce([times.end[:, op] for op, _ in call.awaits])
-            back = np.maximum(np.maximum(call.end, begin), ended)
-            wait = add(call.name, "", np.maximum(begin, ended), back)
+            back = np.maximum(call.end, begin)
+            # recorded ends may lie a little after the return
+            wait = add(call.name, "", np.clip(ended, begin, back), back)
             out.edges += [(op, wait, why) for op, why in call.awaits]
             free = back
     if windows.marked:
@@ -304,6 +326,7 @@ def _launching_calls(
         first = {out.stream[op] or op: op for op in reversed(group)}
         op = group[0]
         blocking = len(group) == 1 and _blocks(out.name[op], times, op)
+        awaits = ((op, "inferred"),) if blocking else _for_room(times, op)
         name = f"{_short(out.name[op])}"
         found.append(
             _Call(
@@ -311,7 +334,7 @@ def _launching_calls(
                 start=times.launch[:, op],
                 end=times.returned[:, op],
                 launches=tuple(first.values()),
-                awaits=((op, "inferred"),) if blocking else (),
+                awaits=awaits,
             )
         )
     return found
@@ -321,6 +344,28 @@ def _blocks(name: str, times: _Times, op: int) -> bool:
     """A copy whose call returns after the copy has ended, in every step, blocks."""
     copies = "memcpy" in name.lower() or name.startswith("Copy")
     return bool(copies and np.all(times.returned[:, op] >= times.end[:, op]))
+
+
+def _for_room(times: _Times, op: int) -> tuple[tuple[int, str], ...]:
+    """What a launch that takes long waits for: the device works off its queue, and one op ends as the call
+    returns."""
+    long = times.returned[:, op] - times.launch[:, op]
+    if np.mean(long > QUEUE_FULL) < MOSTLY:
+        return ()
+    start, end = times.launch[:, op], times.returned[:, op]
+    found = _due(times, int(np.argmax(long)), start, end)
+    return tuple(
+        (o, "inferred") for o in found if np.mean(times.end[:, o] <= end + PROMPT) >= MOSTLY
+    )
+
+
+def _due(times: _Times, step: int, start: np.ndarray, end: np.ndarray) -> list[int]:
+    """The op, launched before a call, that ends as the call returns in a step; none if there is none."""
+    before = np.flatnonzero((times.launch[step] >= 0) & (times.launch[step] < start[step]))
+    ended = times.end[step, before]
+    due = before[(ended <= end[step] + ROUNDING) & (ended >= end[step] - RETURNS)]
+    due = due[times.end[step, due] > start[step]]
+    return [int(due[np.argmax(times.end[step, due])])] if due.size else []
 
 
 def _waiting_calls(
@@ -350,18 +395,25 @@ def _waiting_calls(
     for key in common:
         rows = np.array([own[key] for own in keyed])
         start, end = events.start[rows], events.start[rows] + events.duration[rows]
-        awaits = _awaited(events, int(rows[len(rows) // 2]), start, end, times, np.array(streams))
+        awaits = _awaited(events, rows, start, end, times, np.array(streams))
         if awaits:
             found.append(_Call(key[1], start, end, (), awaits))
     return found
 
 
 def _awaited(
-    events: Events, row: int, start: np.ndarray, end: np.ndarray, times: _Times, stream: np.ndarray
+    events: Events,
+    rows: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    times: _Times,
+    stream: np.ndarray,
 ) -> tuple[tuple[int, str], ...]:
     """Ops that a synchronising call waits for: of its stream where that is known, of every stream for a
     device; else the op that ends as the call returns."""
-    usual = len(start) // 2
+    # the step in which the call took longest shows best what it waits for
+    usual = int(np.argmax(end - start))
+    row = rows[usual]
     before = np.flatnonzero((times.launch[usual] >= 0) & (times.launch[usual] < start[usual]))
     if before.size == 0:
         return ()
@@ -377,11 +429,10 @@ def _awaited(
     elif on & last.keys():
         candidates = [(last[s], "sync") for s in sorted(on & last.keys())]
     else:
-        ended = times.end[usual, before]
-        due = before[(ended <= end[usual] + ROUNDING) & (ended >= end[usual] - RETURNS)]
-        due = due[times.end[usual, due] > start[usual]]
-        candidates = [(int(due[np.argmax(times.end[usual, due])]), "inferred")] if due.size else []
-    return tuple((op, why) for op, why in candidates if np.all(times.end[:, op] <= end + ROUNDING))
+        candidates = [(op, "inferred") for op in _due(times, usual, start, end)]
+    return tuple(
+        (op, why) for op, why in candidates if np.mean(times.end[:, op] <= end + PROMPT) >= MOSTLY
+    )
 
 
 def _short(name: str) -> str:

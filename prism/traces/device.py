@@ -14,7 +14,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
-import pandas as pd
 
 from prism.traces.kineto import Communication, Events, Kind
 from prism.traces.nesting import innermost
@@ -22,9 +21,6 @@ from prism.traces.records import TraceError
 
 STEP = re.compile(r"ProfilerStep#?\s*(\d{1,15})$")
 COLLECTIVE = re.compile(r"nccl|rccl", re.IGNORECASE)
-SYNCHRONISES = re.compile(r"Synchronize", re.IGNORECASE)
-#: steps that share less than this part of their ops with the others are left out
-ALIKE = 0.8
 #: overlaps of ops on one stream below this are rounding or programmatic launches, ns
 ROUNDING = 5_000
 
@@ -87,14 +83,21 @@ def step_windows(events: Events) -> Windows:
     Raises
     ------
     TraceError
-        If marks overlap: then the file holds two runs.
+        If marks overlap or a number comes back: then the file holds two runs.
     """
     rows = np.concatenate([events.of(Kind.NOTE), events.of(Kind.OP)])
     found = {}
     for row, name in zip(rows, events.text(events.name[rows]), strict=True):
         match = STEP.match(name)
-        if match:
-            found.setdefault(int(match.group(1)), row)
+        if match and int(match.group(1)) in found:
+            earlier = found[int(match.group(1))]
+            if abs(int(events.start[row]) - int(events.start[earlier])) > 1_000_000:
+                raise TraceError(
+                    f"{events.path}: step {match.group(1)} is marked twice, so the file holds more than one "
+                    "run"
+                )
+        elif match:
+            found[int(match.group(1))] = row
     if not found:
         ends = events.start + events.duration
         first, last = int(events.start.min(initial=0)), int(ends.max(initial=0))
@@ -105,6 +108,10 @@ def step_windows(events: Events) -> Windows:
     rows = np.array(list(found.values()))
     order = np.argsort(events.start[rows], kind="stable")
     numbers, rows = numbers[order], rows[order]
+    if np.any(np.diff(numbers) < 0):
+        raise TraceError(
+            f"{events.path}: step numbers go back ({numbers[:8].tolist()}), so the file holds more than one run"
+        )
     start, end = events.start[rows], events.start[rows] + events.duration[rows]
     if np.any(start[1:] < end[:-1] - 1_000_000):
         at = int(np.flatnonzero(start[1:] < end[:-1] - 1_000_000)[0])
@@ -248,93 +255,21 @@ def _communications(events: Events, row, call, cpu) -> dict[int, Communication]:
     for i, r in enumerate(row):
         said = events.communication.get(int(r))
         name = texts[events.name[r]]
-        if said is not None and said.name:
+        described = said is not None and bool(said.name)
+        if not described and not COLLECTIVE.search(name):
+            continue
+        before = -1
+        if call[i] >= 0:
+            same = records[events.thread[records] == events.thread[call[i]]]
+            k = np.searchsorted(events.start[same], events.start[call[i]], side="right") - 1
+            before = int(same[k]) if k >= 0 else -1
+        if described:
             out[i] = said
-        elif COLLECTIVE.search(name):
-            before = -1
-            if call[i] >= 0:
-                same = records[events.thread[records] == events.thread[call[i]]]
-                k = np.searchsorted(events.start[same], events.start[call[i]], side="right") - 1
-                before = int(same[k]) if k >= 0 else -1
+            used.add(before)  # its record describes no other kernel
+        else:
             if before >= 0 and before not in used:
                 used.add(before)
                 out[i] = events.communication[before]
             else:
                 out[i] = said or Communication("", "", 0, None, None, "", None, None, None)
     return out
-
-
-def rank_steps(events: Events, rank: int) -> RankSteps:
-    """Ops of one rank that every step has, their times, and what waits for what.
-
-    Raises
-    ------
-    TraceError
-        No device op in any step; steps that have too little in common.
-    """
-    from prism.traces import cpu
-    from prism.traces.dependencies import assemble
-
-    windows = step_windows(events)
-    ops = device_ops(events, windows) if cpu.has_device(events) else cpu.gloo_ops(events, windows)
-    notes = Counter(events.lost)
-    if not windows.marked:
-        notes["no ProfilerStep: the whole file is one step"] = 1
-    notes["device ops"] = int(ops.row.size)
-    notes["device ops outside of the steps"] = int(np.sum(ops.step < 0))
-    member, chosen, share = _aligned(events, ops, windows)
-    notes["share of ops aligned, per mille"] = round(1000 * share)
-    if chosen.size < windows.number.size:
-        notes["steps left out"] = int(windows.number.size - chosen.size)
-    return assemble(events, rank, windows, ops, chosen, member, notes)
-
-
-def _aligned(
-    events: Events, ops: DeviceOps, windows: Windows
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Ops that every step has: (step, op) rows of `ops`, the steps used, the share of ops kept.
-
-    Ops are the same if they are the n-th of their kind (name, shape) on their stream.
-    """
-    inside = np.flatnonzero(ops.step >= 0)
-    if inside.size == 0:
-        raise TraceError(
-            f"{events.path}: no kernels, copies or collectives in any step"
-            + ("" if ops.row.size else ": it has no device events at all")
-        )
-    table = pd.DataFrame(
-        {"step": ops.step[inside], "stream": ops.stream[inside], "name": ops.name[inside],
-         "shape": ops.shape[inside], "row": inside}
-    )  # fmt: skip
-    kind = ["stream", "name", "shape"]
-    table["nth"] = table.groupby(["step", *kind], sort=False).cumcount()
-    code, _ = pd.factorize(pd.MultiIndex.from_frame(table[[*kind, "nth"]]))
-    table["op"] = code
-    steps = _alike(table)
-    table = table[table["step"].isin(steps)]
-    counts = table["op"].value_counts()
-    kept = np.sort(counts.index[counts == len(steps)].to_numpy())
-    share = kept.size * len(steps) / len(table)
-    if kept.size == 0 or share < 0.5:
-        raise TraceError(
-            f"{events.path}: only {share:.0%} of its device ops are found in each of {len(steps)} steps; "
-            "steps differ too much to be draws of one"
-        )
-    table = table[np.isin(table["op"], kept)].sort_values(["step", "op"])
-    member = table["row"].to_numpy().reshape(len(steps), kept.size)
-    first = np.argsort(ops.start[member[len(steps) // 2]], kind="stable")
-    return member[:, first], steps, share
-
-
-def _alike(table: pd.DataFrame) -> np.ndarray:
-    """Steps that have most of their ops in common with the usual one."""
-    sets = {s: set(g) for s, g in table.groupby("step")["op"]}
-    steps = np.array(sorted(sets))
-    usual = table["op"].value_counts()
-    often = set(usual.index[usual > len(steps) / 2])
-
-    def common(own: set) -> float:
-        return len(own & often) / max(len(own | often), 1)
-
-    good = np.array([s for s in steps if not often or common(sets[s]) >= ALIKE], np.int64)
-    return good if good.size else steps

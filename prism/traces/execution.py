@@ -59,7 +59,7 @@ def read_executions(files: Sequence[Path]) -> dict[int, list[Communication]]:
 
 def _said(node: _Node) -> Communication | None:
     values = node.inputs.get("values", []) if isinstance(node.inputs, dict) else node.inputs
-    texts = [v for v in values or [] if isinstance(v, str) and v]
+    texts = [v for v in values if isinstance(v, str) and v] if isinstance(values, list) else []
     if not texts or any(n in texts[0] for n in _NOT):
         return None
     return Communication(texts[0], "", 0, None, None, "", None, None, None)

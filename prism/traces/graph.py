@@ -103,13 +103,12 @@ def _add_ops(builder: DagBuilder, trace: xr.Dataset, gpus_per_node: int) -> np.n
             raise TraceError(f"{_files(trace)}: {name} of ranks {group} on rank {rank}")
     numbers = np.empty(len(rows), np.int64)
     signatures: dict[tuple, Signature] = {}
+    here = set(trace["rank"].values.tolist())
     for members in together.values():
         name, rank, seq, role, group, shape, dtype, stage, microbatch, dp = rows[members[0]]
         ranks = sorted(rows[i][1] for i in members)
-        if len(set(ranks)) < len(ranks):
-            raise TraceError(
-                f"{_files(trace)}: rank {ranks[0]} takes part twice in {name} {seq} of ranks {group}"
-            )
+        if group:
+            _check_members(_files(trace), {rows[i][0] for i in members}, ranks, seq, group, here)
         kind = (name, shape, dtype, role, group)
         if kind not in signatures:
             try:
@@ -126,6 +125,27 @@ def _add_ops(builder: DagBuilder, trace: xr.Dataset, gpus_per_node: int) -> np.n
             position=seq,
         )
     return numbers
+
+
+#: names that tell no kind of collective
+_VAGUE = {"collective", "send_recv"}
+
+
+def _check_members(
+    files: str, names: set[str], ranks: list[int], seq: int, group: str, here: set[int]
+) -> None:
+    """All members of a group that are in the trace take part, once each, in one and the same thing."""
+    expected = [r for r in _ranks(group) if r in here]
+    if ranks != expected:
+        absent = sorted(set(expected) - set(ranks))
+        fault = f"rank {absent[0]} does not" if absent else f"rank {ranks[0]} does more than once"
+        raise TraceError(
+            f"{files}: number {seq} of ranks {group} ({', '.join(sorted(names))}): {fault} take part"
+        )
+    if len(names - _VAGUE) > 1:
+        raise TraceError(
+            f"{files}: number {seq} of ranks {group} is {' on one rank and '.join(sorted(names))} on another"
+        )
 
 
 def _ranks(group: str) -> list[int]:

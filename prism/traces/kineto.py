@@ -28,6 +28,7 @@ from prism.traces.records import TraceError
 #: microseconds up to which a float64 holds whole nanoseconds (its spacing there is 0.98 ns)
 EXACT_AS_FLOAT = 2.0**43
 LONGEST_NS = 1 << 61
+HIGHEST_RANK = 1 << 22
 
 
 class Kind(enum.IntEnum):
@@ -64,6 +65,7 @@ class Args(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
     dims_old: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input dims")
     inputs: msgspec.Raw = msgspec.field(default=_ABSENT, name="Concrete Inputs")
+    device: int | str | None = None
     grid: msgspec.Raw = _ABSENT
     block: msgspec.Raw = _ABSENT
     bytes: int | float | None = None
@@ -75,6 +77,7 @@ class Args(msgspec.Struct, gc=False):
     group_size: int | None = msgspec.field(default=None, name="Group size")
     group_ranks: str | list | None = msgspec.field(default=None, name="Process Group Ranks")
     group_text: str | None = msgspec.field(default=None, name="Process Group Description")
+    group_name: str | int | None = msgspec.field(default=None, name="Process Group Name")
     seq: int | None = msgspec.field(default=None, name="Seq")
     src: int | None = msgspec.field(default=None, name="Src Rank")
     dst: int | None = msgspec.field(default=None, name="Dst Rank")
@@ -113,6 +116,7 @@ class Communication(NamedTuple):
     seq: int | None
     src: int | None
     dst: int | None
+    group_name: str = ""
 
 
 class Wait(NamedTuple):
@@ -137,6 +141,8 @@ class Events:
     communication, wait : dict of event to what it says
     peer : dict of event to int
         The other rank of sends and receives of c10d.
+    groups : dict of process group's name to its ranks
+        As this process calls them.
     lost : Counter
         Events left out, by reason.
     """
@@ -157,6 +163,7 @@ class Events:
     communication: dict[int, Communication] = field(default_factory=dict)
     wait: dict[int, Wait] = field(default_factory=dict)
     peer: dict[int, int] = field(default_factory=dict)
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     lost: Counter = field(default_factory=Counter)
 
     def of(self, kind: Kind) -> np.ndarray:
@@ -205,6 +212,7 @@ class _Columns:
         self._communication: dict[int, Communication] = {}
         self._wait: dict[int, Wait] = {}
         self._peer: dict[int, int] = {}
+        self._devices: set[tuple[int, Any]] = set()
         self._size = 0
         self.lost: Counter = Counter()
 
@@ -234,7 +242,12 @@ class _Columns:
         kinds = np.fromiter(map(self._kind_of.__getitem__, cats), np.int8, len(cats))
         out: dict[Kind, list[Event]] = {}
         for kind in Kind:
-            events = [e for e in compress(batch, (kinds == kind).tolist()) if e.ph in _COMPLETE]
+            of_kind = list(compress(batch, (kinds == kind).tolist()))
+            events = [e for e in of_kind if e.ph in _COMPLETE]
+            if len(events) < len(of_kind):
+                pairs = sum(e.ph == "B" for e in of_kind)
+                if pairs:
+                    self.lost["begin-end pairs, which are not read"] += pairs
             if kind == Kind.CALL:
                 events = self._telling(events)
             elif kind == Kind.OP:
@@ -276,6 +289,7 @@ class _Columns:
         if kind in (Kind.DEVICE, Kind.CALL, Kind.SYNC):
             part["correlation"] = _integers([a.correlation for a in args])
         if kind == Kind.DEVICE:
+            self._devices |= {(_digits(a.stream), a.device) for a in args if a.device is not None}
             part["stream"] = _integers(
                 [_stream(a.stream, e.tid) for a, e in zip(args, events, strict=True)]
             )
@@ -320,10 +334,20 @@ class _Columns:
 
     def events(self, stream: EventStream) -> Events:
         header = stream.header
+        streams = [s for s, _ in self._devices if s >= 0]
+        if len(set(streams)) < len(streams):
+            raise TraceError(
+                f"{self.path}: streams of one number on several devices; a file is of one rank, and a rank has "
+                "one device"
+            )
         if stream.repaired:
             self.lost["pieces with tokens that are no JSON, repaired"] = stream.repaired
         info = header.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
+        world = _whole(info.get("world_size"))
+        if world is not None and not 0 < world <= HIGHEST_RANK:
+            raise TraceError(f"{self.path}: a world size of {world} is out of range")
+        groups = _groups(info.get("pg_config"))
         base = _whole(header.get("baseTimeNanoseconds")) or 0
         if abs(base) > LONGEST_NS:
             raise TraceError(f"{self.path}: baseTimeNanoseconds {base} is no time")
@@ -343,10 +367,15 @@ class _Columns:
         return Events(
             path=self.path,
             rank=_whole(info.get("rank")),
-            world_size=_whole(info.get("world_size")),
+            world_size=world,
+            groups=groups,
             texts=list(self._code),
             **columns,
-            communication={int(new[i]): v for i, v in self._communication.items() if new[i] >= 0},
+            communication={
+                int(new[i]): _with_ranks(v, groups)
+                for i, v in self._communication.items()
+                if new[i] >= 0
+            },
             wait={int(new[i]): v for i, v in self._wait.items() if new[i] >= 0},
             peer={int(new[i]): v for i, v in self._peer.items() if new[i] >= 0},
             lost=self.lost,
@@ -472,15 +501,34 @@ def _communication(a: Args) -> Communication:
         seq=a.seq,
         src=a.src,
         dst=a.dst,
+        group_name="" if a.group_name is None else str(a.group_name),
     )
+
+
+def _with_ranks(said: Communication, groups: dict[str, tuple[int, ...]]) -> Communication:
+    """Ranks from the header where the profiler cut the list short."""
+    if said.ranks is None and said.group_name in groups:
+        return said._replace(ranks=groups[said.group_name])
+    return said
+
+
+def _groups(config: Any) -> dict[str, tuple[int, ...]]:
+    """Process groups that the header names."""
+    out = {}
+    for entry in config if isinstance(config, list) else []:
+        if isinstance(entry, dict) and (ranks := _ranks(entry.get("ranks"))) is not None:
+            out[str(entry.get("pg_name", ""))] = ranks
+    return out
 
 
 def _ranks(ranks: str | list | None) -> tuple[int, ...] | None:
     """Ranks of a group; None where they are not told, or cut short by the profiler."""
+    if not isinstance(ranks, str | list):
+        return None
     if isinstance(ranks, str):
         if "..." in ranks:
             return None
         ranks = [int(r) for r in _DIGITS.findall(ranks)]
-    if not ranks or not all(isinstance(r, int) for r in ranks):
+    if not ranks or not all(type(r) is int and 0 <= r < HIGHEST_RANK for r in ranks):
         return None
     return tuple(sorted(set(ranks)))

@@ -13,12 +13,14 @@ import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
+from prism.signature import stable_hash
 from prism.traces import collectives
 from prism.traces.collectives import Member
 from prism.traces.dependencies import HOST
-from prism.traces.device import RankSteps, rank_steps
+from prism.traces.device import RankSteps
 from prism.traces.execution import enrich, read_executions
 from prism.traces.kineto import Events, read_kineto
+from prism.traces.rank import rank_steps
 from prism.traces.records import TraceError, TraceWarning, trace_dataset
 
 #: ranks in names of files, most telling first
@@ -28,6 +30,8 @@ _RANK_IN_NAME = tuple(
 #: bytes from which files are read by several processes
 WORTH_PROCESSES = 20 << 20
 LATE_START = "late start"
+#: a clock correction from which it is said, ns
+SKEW_WORTH_A_WORD = 100_000
 
 
 def read_profiler(
@@ -113,17 +117,18 @@ def _check_complete(events: list[Events], numbers: list[int]) -> None:
     worlds = {e.world_size for e in events if e.world_size}
     if len(worlds) > 1:
         raise TraceError(f"files of jobs of different size: world sizes {sorted(worlds)}")
-    world = max(worlds, default=len(numbers))
-    absent = sorted(set(range(world)) - set(numbers))
-    if not absent:
+    told = [1 + max(c.ranks) for e in events for c in e.communication.values() if c.ranks]
+    told += [c.group_size for e in events for c in e.communication.values() if c.group_size]
+    world = max([*worlds, *told], default=0)
+    if world <= len(numbers):
         return
     if len(numbers) > 1:
+        here = set(numbers)
+        absent = next(r for r in range(world) if r not in here)
         raise TraceError(
-            f"rank {absent[0]} is missing ({len(numbers)} of {world} ranks given): what the others wait for "
+            f"rank {absent} is missing ({len(numbers)} of {world} ranks given): what the others wait for "
             "cannot be known; add its file, or give a single rank"
         )
-    if not worlds:
-        return
     warnings.warn(
         f"{events[0].path}: one rank of {world}: its collectives also hold the wait for the others",
         TraceWarning,
@@ -140,12 +145,31 @@ def _joined(each: list[RankSteps], files: list[Path]) -> xr.Dataset:
             f"{files[0]} and {len(files) - 1} more: no communication between {len(each)} ranks in any step"
         )
     skew = collectives.align_clocks(each, found) if len(each) > 1 else np.zeros(1, np.int64)
-    begin = np.min([r.origin for r in each], axis=0)
+    begin = _begins(each)
     length = np.max([r.end.max(axis=1) for r in each], axis=0) - begin
+    collectives.check_skew(each, skew, length)
     collectives.check_ends(each, found, length)
     notes = sum((r.notes for r in each), Counter())
+    apart = sum(len(m.group) == 1 and (m.said.group_size or 1) > 1 for m in found)
+    notes["collectives whose members are not known: they hold the wait for each other"] = apart
+    if np.max(np.abs(skew), initial=0) > SKEW_WORTH_A_WORD:
+        notes["largest correction of a rank's clock, us"] = int(np.max(np.abs(skew))) // 1000
     _tell(notes, len(each))
     return _dataset(each, found, steps, begin, skew, notes, files)
+
+
+def _begins(each: list[RankSteps]) -> np.ndarray:
+    """When each step of the job begins, ns: where the first rank was free for it, but not before every rank
+    had ended the step before, so that steps do not overlap. Ranks are cut to it."""
+    begin = np.min([r.origin for r in each], axis=0)
+    ends = np.max([r.end.max(axis=1) for r in each], axis=0)
+    follows = np.diff(each[0].steps) == 1
+    begin[1:] = np.where(follows, np.maximum(begin[1:], ends[:-1]), begin[1:])
+    for r in each:
+        r.origin = np.maximum(r.origin, begin)
+        r.start = np.maximum(r.start, begin[:, None])
+        r.end = np.maximum(r.end, r.start)
+    return begin
 
 
 def _select(r: RankSteps, steps: np.ndarray) -> RankSteps:
@@ -223,7 +247,7 @@ def _add_late_start(r: RankSteps, begin: np.ndarray) -> None:
     r.start = np.column_stack([r.start, begin])
     r.end = np.column_stack([r.end, r.origin])
     r.name.append(LATE_START)
-    r.shape.append("")
+    r.shape.append(f"rank {r.rank}")  # how late a rank is says nothing about another
     r.stream.append(LATE_START)
     r.edges += [(new, op, "start") for op in first.values()]
 
@@ -265,6 +289,4 @@ def _readable(name: str) -> str:
 def _clipped(text: str, size: int) -> str:
     if len(text) <= size:
         return text
-    from prism.signature import stable_hash
-
     return f"{text[:size]}~{stable_hash(text[size:]) & 0xFFFFFF:06x}"

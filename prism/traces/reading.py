@@ -104,6 +104,8 @@ def _files(paths: list[Path]) -> list[Path]:
     for f in found:
         if not f.is_file():
             raise TraceError(f"{f}: no such file")
+    if len(set(found)) < len(found):
+        raise TraceError("a file is given more than once")
     return found
 
 

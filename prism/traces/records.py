@@ -72,6 +72,8 @@ def trace_dataset(
     columns = {}
     for name, (kind, missing) in COORDINATES.items():
         values = coordinates.get(name, missing)
+        if kind is np.int32 and np.max(np.abs(np.asarray(values, np.float64)), initial=0) >= 2**31:
+            raise TraceError(f"{name} goes beyond {2**31}")
         columns[name] = ("op", np.array(np.broadcast_to(np.asarray(values, dtype=kind), (n,))))
     data: dict[str, Any] = {
         "start": (("step", "op"), start),

@@ -37,6 +37,8 @@ NEEDED = ("rank", "step", "op", "start", "duration")
 TEXTS = ("op", "group", "stream", "role", "shape")
 WHOLE = ("stage", "microbatch")
 HIGHEST_RANK = 1 << 22
+#: seconds, about 30 years more than since the epoch
+LONGEST = 3e9
 
 
 def read_record_table(files: Sequence[Path]) -> xr.Dataset:
@@ -48,10 +50,22 @@ def read_record_table(files: Sequence[Path]) -> xr.Dataset:
         Missing columns, cells that are no times, steps with different ops.
     """
     try:
-        table = pd.concat([_read(f) for f in files], ignore_index=True)
+        tables = [_read(f) for f in files]
+        _check_once(tables, files)
+        table = pd.concat(tables, ignore_index=True)
     except TableError as fault:
         raise TraceError(str(fault)) from fault
     return _dataset(table, ", ".join(f.name for f in files))
+
+
+def _check_once(tables: list[pd.DataFrame], files: Sequence[Path]) -> None:
+    """A step of a rank is in one file."""
+    seen: dict[tuple, Path] = {}
+    for table, path in zip(tables, files, strict=True):
+        for key in set(zip(table["rank"], table["step"], strict=True)):
+            if key in seen:
+                raise TableError(f"{path}: step {key[1]} of rank {key[0]} is also in {seen[key]}")
+            seen[key] = path
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -69,6 +83,9 @@ def _read(path: Path) -> pd.DataFrame:
         values = numbers(table, column, path, least=-1, whole=True) if column in table else -1
         out[column] = np.broadcast_to(np.asarray(values, np.int64), len(table))
     checked = pd.DataFrame(out)
+    for column in ("start", "duration"):
+        if checked[column].abs().max() > LONGEST:
+            raise TableError(f"{path}: {column} goes beyond {LONGEST:g} s; it counts seconds")
     if checked["rank"].max() > HIGHEST_RANK:
         raise TableError(f"{path}: rank goes up to {checked['rank'].max()}, over {HIGHEST_RANK}")
     checked["group"] = [_group(g, path) for g in checked["group"]]
@@ -102,6 +119,13 @@ def _dataset(table: pd.DataFrame, name: str) -> xr.Dataset:
             f"{steps.size} steps; steps must record the same ops"
         )
     table = table.sort_values([*identity, "step"], kind="stable")
+    swapped = table.groupby(identity, sort=False)["seq"].transform("nunique") > 1
+    if swapped.any():
+        r = table[swapped].iloc[0]
+        raise TraceError(
+            f"{name}: {r.op} number {r.nth} on rank {r['rank']} changes its place among the ops of ranks "
+            f"{r.group} between steps"
+        )
     shape = (len(table) // steps.size, steps.size)
 
     def matrix(column: str) -> np.ndarray:
