@@ -280,6 +280,220 @@ def test_a_gzip_bomb_is_refused_in_bounded_memory(tmp_path, monkeypatch):
             read_trace(bomb)
 
 
+# steps of a job, and what is cut, corrected or not known
+
+
+def overlapping(folder):
+    """A collective at the begin of each step, then work of 50 and 100: a run of four steps in 480."""
+    for rank, work in enumerate((50, 100)):
+        events = []
+        for s in range(4):
+            t = 120 * s
+            free = t if s == 0 else 120 * (s - 1) + 20 + work
+            events += [
+                step(s, free, (20 + work) if s == 0 else t + 20 + work - free),
+                launch(10 * s + 1, max(free, 1) + 1),
+                collective(10 * s + 1, free + 2, t + 20 - free - 2, [0, 1]),
+                launch(10 * s + 2, free + 3),
+                kernel("work", 10 * s + 2, t + 20, work),
+            ]
+        write(folder, rank, events, world=2)
+
+
+def test_step_times_add_up_where_a_fast_rank_begins_early(tmp_path):
+    overlapping(tmp_path)
+    trace = read_trace(tmp_path)
+    graph = build_graph(trace)
+    observed = observe(trace, graph)
+    assert float(observed.step_time.sum()) * 1e6 == pytest.approx(480)
+    work = graph.op_of_record[trace["name"].values == "work"]
+    assert np.allclose(observed.duration[:, work] * 1e6, [[50, 100]] * 4)
+
+
+def test_work_beside_the_step_before_is_cut_and_said(tmp_path):
+    events = []
+    for s in range(3):
+        t, c = 200 * s, 10 * s
+        events += [step(s, t, 200), launch(c + 1, t + 5), kernel("compute", c + 1, t + 10, 100),
+                   launch(c + 2, t + 110), kernel("Memcpy DtoH", c + 2, t + 120, 200, stream=9)]  # fmt: skip
+    with pytest.warns(TraceWarning, match="ran beside the step before, cut off, us a step: 66"):
+        trace = read_trace(write(tmp_path, 0, events))
+    observed = observe(trace, build_graph(trace))
+    assert float(observed.step_time.sum()) * 1e6 == pytest.approx(2 * 200 + 320)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [((10, 11, 0, 1), "step numbers go back"), ((0, 1, 0, 1), "step 0 is marked twice")],
+)
+def test_two_runs_in_one_file_are_refused(tmp_path, numbers, message):
+    events = []
+    for k, number in enumerate(numbers):
+        t = 5000 * k
+        events += [step(number, t, 4900), launch(k + 1, t + 5), kernel("k", k + 1, t + 10, 100)]
+    with pytest.raises(TraceError, match=message):
+        read_trace(write(tmp_path, 0, events))
+
+
+def test_files_of_different_days_are_refused(tmp_path):
+    _, path = two_ranks(tmp_path)
+    changed(path, lambda d: d | {"baseTimeNanoseconds": 86_400 * 10**9})
+    with pytest.raises(TraceError, match="s from those of the others"):
+        read_trace(tmp_path)
+
+
+def test_a_clock_within_the_error_of_the_ends_is_left_alone_and_a_clear_one_is_not(tmp_path):
+    rng = np.random.default_rng(0)
+    for lead, expected in ((0, 0), (80, 80)):
+        folder = tmp_path / str(lead)
+        folder.mkdir()
+        for rank in (0, 1):
+            events = []
+            for s in range(60):
+                t, late = 10_000 * s, rng.normal(0, 80) if rank else 0
+                events += [step(s, t + lead * rank, 9000), launch(s + 1, t + lead * rank + 5),
+                           collective(s + 1, t + 1000, 500 + lead * rank + late, [0, 1])]  # fmt: skip
+            write(folder, rank, events, world=2)
+        trace = read_trace(folder)
+        skew = json.loads(trace.attrs["provenance"])["clock_skew_ns"]
+        assert (skew[1] - skew[0]) / 1000 == pytest.approx(expected, abs=40 if expected else 0)
+
+
+def test_groups_that_the_profiler_cut_short_come_from_the_header(tmp_path):
+    """Waiting of 300 us never becomes a duration, though the kernels do not list their ranks in full."""
+    pairs = {0: [0, 3], 3: [0, 3], 1: [1, 2], 2: [1, 2]}
+    for rank, own in pairs.items():
+        late = 300 if rank > own[0] else 0
+        cut = {"Process Group Ranks": f"[{own[0]}, ..., {own[1]}]", "Process Group Name": "7"}
+        events = [step(0, 0, 900), launch(1, 1), collective(1, 100 + late, 320 - late, own, **cut)]
+        info = {"rank": rank, "world_size": 4, "pg_config": [{"pg_name": "7", "ranks": own}]}
+        write(tmp_path, rank, events, distributedInfo=info)
+    trace = read_trace(tmp_path)
+    with pytest.warns(TraceWarning, match="2 parts that never meet"):
+        graph = build_graph(trace)
+    observed = observe(trace, graph)
+    joined = graph.op_of_record[trace["group"].values != ""]
+    assert np.allclose(observed.duration[0, joined], 20e-6)
+
+
+def test_groups_whose_members_nobody_tells_are_said(tmp_path):
+    for rank in range(4):
+        cut = {"Process Group Ranks": "[0, ..., 3]"}
+        events = [step(0, 0, 900), launch(1, 1), collective(1, 100, 20, [0, 1], **cut),
+                  launch(2, 200), collective(2, 300, 20, [0, 1, 2, 3])]  # fmt: skip
+        write(tmp_path, rank, events, world=4)
+    with pytest.warns(TraceWarning, match="whose members are not known: they hold the wait"):
+        read_trace(tmp_path)
+
+
+def test_ranks_that_only_the_groups_know_of_are_missed(tmp_path):
+    for rank in (0, 1):
+        events = [step(0, 0, 900), launch(1, 1), collective(1, 100, 20, list(range(8)))]
+        write(tmp_path, rank, events, distributedInfo={"rank": rank})
+    with pytest.raises(TraceError, match="rank 2 is missing"):
+        read_trace(tmp_path)
+
+
+def test_streams_of_two_devices_are_refused(tmp_path):
+    events = [step(0, 0, 90), launch(1, 1), kernel("a", 1, 9, 2, device=0), launch(2, 20),
+              kernel("b", 2, 29, 2, device=1)]  # fmt: skip
+    with pytest.raises(TraceError, match="streams of one number on several devices"):
+        read_trace(write(tmp_path, 0, events))
+
+
+def test_a_world_out_of_range_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="world size of 100000000 is out of range"):
+        read_trace(write(tmp_path, 0, [step(0, 0, 9), kernel("k", 1, 1, 1)], world=10**8))
+
+
+def test_a_record_describes_one_kernel(tmp_path):
+    said = event("cpu_op", "record_param_comms", 1, 5, **{
+        "Collective name": "allreduce", "In msg nelems": 777, "Process Group Ranks": "[0]",
+        "Group size": 1})  # fmt: skip
+    bare = "ncclDevKernel_AllGather_RING(ncclDevKernelArgsStorage<4096ul>)"
+    events = [step(0, 0, 900), said, launch(1, 3), collective(1, 10, 20, [0]), launch(2, 500),
+              kernel(bare, 2, 510, 20, stream=20)]  # fmt: skip
+    trace = read_trace(write(tmp_path, 0, events))
+    assert trace["name"].values[trace["role"].values == "world"].tolist() == [
+        "all_reduce",
+        "all_gather",
+    ]
+
+
+# host work
+
+
+def test_stretches_of_host_work_keep_their_own_durations(tmp_path):
+    """Always the same stretch is long: no draw may mix it with the short ones before the same kernel."""
+    events = []
+    for s in range(12):
+        t = 20_000 * s
+        events.append(step(s, t, 19_000))
+        for i in range(20):
+            c = 100 * s + i + 1
+            at = t + 10 + 100 * i + (1000 * (i // 5))
+            events += [launch(c, at), kernel("k", c, at + 10, 5)]
+    model = prism.model_from_trace(read_trace(write(tmp_path, 0, events)))
+    times = prism.simulate(model, 500).step_time
+    assert np.ptp(times.values) < 1e-9 and float(times[0]) == pytest.approx(19e-3)
+
+
+@pytest.mark.parametrize("steps_that_wait", [(0, 2), (1,)])
+def test_a_synchronisation_waits_for_its_op_though_not_in_every_step(tmp_path, steps_that_wait):
+    """Host work after it stays what it is; the wait is no work."""
+    events = []
+    for s in range(3):
+        t = 1000 * s
+        length = 400 if s in steps_that_wait else 20
+        returns = max(t + 10 + length, t + 50)
+        events += [
+            step(s, t, 900), launch(2 * s + 1, t + 5), kernel("a", 2 * s + 1, t + 10, length),
+            launch(900 + s, t + 45, "cudaStreamSynchronize", returns - t - 45 + 3),
+            launch(2 * s + 2, returns + 20), kernel("b", 2 * s + 2, returns + 30, 5),
+        ]  # fmt: skip
+    trace = read_trace(write(tmp_path, 0, events))
+    assert ("a", "cudaStreamSynchronize") in {
+        (str(trace["name"].values[i]), str(trace["name"].values[j]))
+        for i, j in zip(trace["edge_from"].values, trace["edge_to"].values, strict=True)
+    }
+    before_b = [i for i, s in enumerate(trace["shape"].values) if s.endswith("before b")]
+    assert np.allclose(trace["duration"].values[:, before_b], 17e-6, atol=4e-6)
+
+
+def test_a_launch_that_waits_for_room_is_no_work(tmp_path):
+    """The queue is full: the launch of c returns when a ends."""
+    events = []
+    for s in range(3):
+        t = 2000 * s
+        events += [
+            step(s, t, 1900), launch(10 * s + 1, t + 5), kernel("a", 10 * s + 1, t + 10, 500),
+            launch(10 * s + 2, t + 15, dur=500), kernel("b", 10 * s + 2, t + 520, 5),
+            launch(10 * s + 3, t + 530), kernel("c", 10 * s + 3, t + 540, 5),
+        ]  # fmt: skip
+    trace = read_trace(write(tmp_path, 0, events))
+    graph = build_graph(trace)
+    observed = observe(trace, graph)
+    host = [i for i, s in enumerate(trace["stream"].values) if s == "host"]
+    work = observed.duration[:, graph.op_of_record[host]].sum("op") * 1e6
+    # the whole step but for the 500 that the launch waited
+    assert np.allclose(work, 1900 - 500, atol=10)
+
+
+@pytest.mark.filterwarnings("ignore::prism.traces.TraceWarning")
+@pytest.mark.parametrize("change", ["no stream order", "twice the compute"])
+def test_replay_without_gaps_can_fail_negative_control(prism_data, change):
+    """MI300, which its device carries: cut the order of its streams, or lengthen its kernels."""
+    trace = read_trace(prism_data / REAL["TraceLens MI300"][0])
+    if change == "no stream order":
+        trace["stream"] = ("op", np.where(trace["stream"].values == "host", "host", ""))
+    graph = build_graph(trace)
+    observed = observe(trace, graph)
+    if change == "twice the compute":
+        compute = np.array([s.role == "compute" for s in graph.dag.signatures])[graph.dag.signature]
+        observed["duration"][:, compute] *= 2
+    assert np.all(np.abs(replay(observed, graph.dag, gaps=False).relative_error) > 0.021)
+
+
 # fuzzing: nothing but TraceError, whatever the bytes
 
 #: more of it with PRISM_FUZZ=20000 (ten minutes and more)

@@ -81,6 +81,16 @@ def test_ranks_in_files_of_their_own(tmp_path):
         (lambda t: t.assign(group=""), "communicates with none of the others"),
         (lambda t: t.assign(role="magic"), "role 'magic' is not one of"),
         (lambda t: t.assign(op=""), "op is empty"),
+        (lambda t: t.assign(start=1e300), "start goes beyond"),
+        (lambda t: t.assign(stage=10**10), "stage goes beyond"),
+        (
+            lambda t: t[(t["op"] != "sum") | (t["rank"] == 0)],
+            "number 0 of ranks 0,1 .sum.: rank 1 does not",
+        ),
+        (
+            lambda t: t.assign(op=t["op"].where((t["op"] != "sum") | (t["rank"] == 0), "other")),
+            "is other on one rank and sum on another",
+        ),
     ],
 )
 def test_damaged_tables_are_refused_in_one_line(tmp_path, change, message):
@@ -88,6 +98,14 @@ def test_damaged_tables_are_refused_in_one_line(tmp_path, change, message):
     with pytest.raises(TraceError, match=message) as refused:
         build_graph(read_trace(tmp_path / "t.csv"))
     assert "\n" not in str(refused.value)
+
+
+def test_a_step_that_is_in_two_files_is_refused(tmp_path):
+    frame = table(3)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame[frame["rank"] == 0].to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(TraceError, match="step 0 of rank 0 is also in"):
+        read_trace(tmp_path)
 
 
 # Chakra
@@ -141,6 +159,8 @@ def test_chakra_protobuf_of_two_ranks(tmp_path):
     assert graph.dag.n_ops == 5
     _, finish = propagate(graph.dag, observed.duration.values.T)
     assert finish.max() == pytest.approx(525e-6)
+    # the step time that is reported is that of the graph, rendezvous and all
+    assert float(observed.step_time[0]) == pytest.approx(525e-6)
 
 
 @pytest.mark.filterwarnings("ignore::prism.traces.TraceWarning")
@@ -195,6 +215,21 @@ def test_chakra_ranks_that_do_not_match_are_refused(tmp_path):
         read_trace(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore::prism.traces.TraceWarning")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"kind": 2}, "collective 0 is all_gather on rank 0 and all_reduce on rank 1"),
+     ({"type": 5}, "sends and receives are not read")],
+)  # fmt: skip
+def test_chakra_that_cannot_be_joined_is_refused(tmp_path, change, message):
+    nodes = chakra_nodes(30)
+    (tmp_path / "a.1.et").write_bytes(protobuf(nodes))
+    nodes[1] |= change
+    (tmp_path / "a.0.et").write_bytes(protobuf(nodes))
+    with pytest.raises(TraceError, match=message):
+        read_trace(tmp_path)
+
+
 # before any simulation
 
 
@@ -223,6 +258,28 @@ def test_breakdown_of_a_real_trace(straggler_trace):
     assert traces.extra_days(found, 54.0) == pytest.approx(54 * float(found.extra_share))
     with pytest.raises(ValueError, match="run_days must be positive"):
         traces.extra_days(found, 0)
+
+
+def test_breakdown_counts_only_ranks_that_take_part(tmp_path):
+    """A collective of two ranks of four that always takes the same: it varies by nothing."""
+    rows = [(r, s, "work", 0.0, 1.0, "") for r in range(4) for s in range(3)]
+    rows += [(r, s, "sum", 1.0, 0.5, "0;1") for r in (0, 1) for s in range(3)]
+    rows += [(r, s, "all", 1.5, 0.5, "0;1;2;3") for r in range(4) for s in range(3)]
+    frame = pd.DataFrame(rows, columns=["rank", "step", "op", "start", "duration", "group"])
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    found = prism.breakdown(read_trace(tmp_path / "t.csv"))
+    assert found.busy_quantile.sel(kind="sum (group)").values.tolist() == [0.5, 0.5, 0.5]
+    assert float(found.extra_share) == 0.0
+
+
+def test_side_by_side_says_where_steps_are_too_few(tmp_path):
+    slow = table(5, seed=2)
+    slow.loc[slow["op"] == "rest", "duration"] *= 2
+    for name, frame in (("a", table(5, seed=1)), ("b", slow)):
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    a, b = (read_trace(tmp_path / f"{n}.csv") for n in "ab")
+    found = traces.compare_traces(a, b)
+    assert np.all(np.isnan(found.p_value)) and not found.moved.any()
 
 
 def test_side_by_side_finds_what_moved_and_only_that(tmp_path):
@@ -272,6 +329,21 @@ def test_a_draw_as_a_chrome_trace_is_that_draw(tmp_path):
     assert 0.94 < float(share) < 0.96
     assert path.read_bytes() == timeline.write_chrome_trace(model, path, draw, seed=3).read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == ["p95.json.gz"]
+
+
+def test_slices_of_one_thread_never_overlap_in_part():
+    b = DagBuilder()
+    for i in range(6):
+        b.add(Signature(f"k{i}"), [0])
+    model = StepModel(
+        b.build([0]), {PoolKey(Signature(f"k{i}")): LogNormal(-3.0, 1.0) for i in range(6)}
+    )
+    done = [e for e in timeline.chrome_trace(model, 3)["traceEvents"] if e["ph"] == "X"]
+    for a in done:
+        for other in done:
+            if a is not other and a["tid"] == other["tid"]:
+                assert a["ts"] + a["dur"] <= other["ts"] or other["ts"] + other["dur"] <= a["ts"]
+    assert len({e["tid"] for e in done}) == 6
 
 
 def test_chrome_traces_refuse_what_they_cannot_show():

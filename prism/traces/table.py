@@ -62,7 +62,7 @@ def _check_once(tables: list[pd.DataFrame], files: Sequence[Path]) -> None:
     """A step of a rank is in one file."""
     seen: dict[tuple, Path] = {}
     for table, path in zip(tables, files, strict=True):
-        for key in set(zip(table["rank"], table["step"], strict=True)):
+        for key in sorted(set(zip(table["rank"], table["step"], strict=True))):
             if key in seen:
                 raise TableError(f"{path}: step {key[1]} of rank {key[0]} is also in {seen[key]}")
             seen[key] = path
