@@ -27,6 +27,7 @@ _HOME = {
         "Coupling",
         "Loading",
     ),
+    "prism.crossvalidation": ("validate",),
     "prism.dag": ("WorkloadDAG",),
     "prism.dagbuilder": ("DagBuilder",),
     "prism.fleet": (

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from prism import timeline, traces
+from prism.crossvalidation import validate
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
 from prism.montecarlo import simulate
@@ -66,18 +67,33 @@ def _parser() -> argparse.ArgumentParser:
         "--chrome", metavar="FILE.json", help="also save the p95 draw as a trace for Perfetto"
     )
     sim.set_defaults(run=_simulate)
+    val = commands.add_parser(
+        "validate",
+        help="how far off the model is on steps that it has not seen",
+        description="Fit a model to blocks of the measured steps, predict the blocks left out, and compare, "
+        "beside independent draws, means only, and the measured steps themselves.",
+    )
+    val.add_argument("trace", nargs="+", help="folder or files of one job, several steps")
+    val.add_argument("--folds", type=int, default=4, help="blocks that are left out (default 4)")
+    val.add_argument("--draws", type=int, default=4000, help="draws a prediction (default 4000)")
+    val.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")
+    val.add_argument(
+        "--gpus-per-node", type=int, default=8, help="ranks that share a machine (default 8)"
+    )
+    val.add_argument("--json", action="store_true", help="machine-readable output")
+    val.add_argument("--out", metavar="FILE.nc", help="also save the comparison as a Dataset")
+    val.set_defaults(run=_validate)
     return parser
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    if arguments.out and not arguments.out.endswith(".nc"):
-        raise ValueError(f"--out {arguments.out}: give a name that ends in .nc")
+    _check_out(arguments.out)
     watching = sys.stderr.isatty()
+    trace, notes = _read(arguments)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", traces.TraceWarning)
-        trace = traces.read_trace(arguments.trace, progress=watching)
         graph = traces.build_graph(trace, gpus_per_node=arguments.gpus_per_node)
-    notes = [str(w.message) for w in heard if issubclass(w.category, traces.TraceWarning)]
+    notes += [str(w.message) for w in heard if issubclass(w.category, traces.TraceWarning)]
     observed = traces.observe(trace, graph)
     kept = traces.choose_gaps(graph.dag, observed)
     model = traces.fit_model(graph.dag, observed, gaps=kept)
@@ -127,11 +143,134 @@ def _is_computed(trace: xr.Dataset) -> bool:
     return str(provenance(trace).get("step", "")).startswith("computed")
 
 
+def _validate(arguments: argparse.Namespace) -> None:
+    _check_out(arguments.out)
+    trace, notes = _read(arguments)
+    found = validate(
+        trace,
+        gpus_per_node=arguments.gpus_per_node,
+        folds=arguments.folds,
+        draws=arguments.draws,
+        seed=arguments.seed,
+        progress=sys.stderr.isatty(),
+    )
+    if arguments.out:
+        _write(found, arguments.out)
+    summary = _validation_summary(found) | {"notes": notes}
+    print(json.dumps(summary, indent=2) if arguments.json else _validation_text(summary))
+
+
+def _read(arguments: argparse.Namespace) -> tuple[xr.Dataset, list[str]]:
+    """The trace, and what its reader had to say."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", traces.TraceWarning)
+        trace = traces.read_trace(arguments.trace, progress=sys.stderr.isatty())
+    return trace, [str(w.message) for w in heard if issubclass(w.category, traces.TraceWarning)]
+
+
+def _check_out(name: str | None) -> None:
+    if name and not name.endswith(".nc"):
+        raise ValueError(f"--out {name}: give a name that ends in .nc")
+
+
+def _write(ds: xr.Dataset, name: str) -> None:
+    part = Path(f"{name}.part")
+    ds.to_netcdf(part, engine="h5netcdf")
+    part.replace(name)
+
+
+def _number(value) -> float | None:
+    """A number for JSON, which has no NaN."""
+    return float(value) if np.isfinite(value) else None
+
+
+def _validation_summary(found: xr.Dataset) -> dict:
+    facts = provenance(found)
+
+    def figures(scenario: str) -> dict:
+        row = found.sel(scenario=scenario)
+        p95 = row.sel(quantile=0.95)
+
+        def pair(name: str, at: xr.Dataset = row) -> list[float | None]:
+            return [_number(v) for v in at[name].values]
+
+        return {
+            "ks_in_sample": _number(row["ks_in_sample"]),
+            "ks_cross_validated": _number(row["ks_distance"]),
+            "ks_noise_floor": _number(row["ks_noise_floor"]),
+            "crps": _number(row["crps"]),
+            "mean_error": _number(row["relative_error_mean"]),
+            "mean_error_interval": pair("relative_error_mean_interval"),
+            "std_error": _number(row["std_error"]),
+            "std_error_interval": pair("std_error_interval"),
+            "p95_error": _number(p95["relative_error"]),
+            "p95_error_interval": pair("relative_error_interval", p95),
+            "coverage": {
+                f"{level:g}": {
+                    "share": _number(row["coverage"].sel(level=level)),
+                    "interval": pair("coverage_interval", row.sel(level=level)),
+                }
+                for level in found["level"].values
+            },
+        }
+
+    return {
+        **figures("model"),
+        "ks_critical": float(found["ks_critical"]),
+        "baselines": {str(s): figures(str(s)) for s in found["scenario"].values if s != "model"},
+        "steps": facts["steps"],
+        "folds": facts["folds"],
+        "folds_with_coupling": facts["folds_with_coupling"],
+        "gaps_kept": facts["gaps_kept"],
+        "loadings": facts["loadings"],
+        "events": facts["events"],
+        "event_scores": facts["event_scores"],
+        "seed": found.attrs["seed"],
+    }
+
+
+def _validation_text(s: dict) -> str:
+    def shown(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    def row(name: str, f: dict) -> str:
+        cells = [(f["ks_in_sample"], ".3f"), (f["ks_cross_validated"], ".3f"), (f["crps"], ".5f"),
+                 (f["mean_error"], "+.1%"), (f["std_error"], "+.0%"), (f["p95_error"], "+.1%")]  # fmt: skip
+        cells += [(c["share"], ".0%") for c in f["coverage"].values()]
+        return f"{name:<13}" + "".join(f"{shown(v, form):>10}" for v, form in cells)
+
+    lines = [
+        f"{s['steps']} steps, {s['folds']} blocks left out in turn"
+        + (f", {s['folds_with_coupling']} with enough steps for a coupling" if s["folds"] else ""),
+        f"{'':<13}{'KS':>10}{'KS, left':>10}{'CRPS (s)':>10}{'mean':>10}{'std':>10}{'p95':>10}"
+        f"{'in 50 %':>10}{'in 80 %':>10}{'in 90 %':>10}",
+        row("model", s),
+        *[row(name, f) for name, f in s["baselines"].items()],
+        f"KS of a perfect model: under {s['ks_critical']:.3f} on all steps in 19 cases of 20; about "
+        f"{shown(s['ks_noise_floor'], '.3f')} in a block",
+    ]
+    if s["folds"]:
+        low, high = s["p95_error_interval"]
+        lines.append(
+            f"error of p95 {s['p95_error']:+.1%} [{low:+.1%}, {high:+.1%}]: the measured p95 is uncertain"
+        )
+    else:
+        lines.append("too few steps to leave any out: nothing is known about other steps")
+    if s["gaps_kept"]:
+        kept = ", ".join(f"{k} ({how})" for k, how in s["gaps_kept"].items())
+        lines.append(f"idle gaps kept before {kept}")
+    for kind, levels in s["loadings"].items():
+        parts = ", ".join(f"{level} {t:+.2f}" + (f" (stays {p:+.2f})" if p else "")
+                          for level, (t, p) in levels.items())  # fmt: skip
+        if parts:
+            lines.append(f"shared by {kind}: {parts}")
+    lines += [f"joint event of {kind} in {p:.1%} of steps" for kind, p in s["events"].items()]
+    return "\n".join(lines + [f"note: {n}" for n in s["notes"]])
+
+
 def _save(arguments: argparse.Namespace, model: StepModel, runs: xr.Dataset) -> None:
     if arguments.out:
-        part = Path(f"{arguments.out}.part")
-        runs.to_netcdf(part, engine="h5netcdf")
-        part.replace(arguments.out)
+        _write(runs, arguments.out)
     if arguments.chrome:
         draw = timeline.draw_at(runs, 0.95)
         timeline.write_chrome_trace(model, arguments.chrome, draw, seed=arguments.seed)

@@ -6,10 +6,6 @@ import numpy as np
 import xarray as xr
 
 from prism import schema, stats
-from prism.coupling import Coupling
-from prism.dag import WorkloadDAG
-from prism.montecarlo import simulate
-from prism.traces import fit_model
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -95,11 +91,11 @@ def compare(
 def _compare_one(
     x: np.ndarray, y: np.ndarray, q: float, confidence: float, block: int, resamples: int, seed: int
 ) -> dict[str, object]:
+    own = np.append(np.quantile(x, QUANTILES), x.mean())
+
     def errors(sample: np.ndarray) -> np.ndarray:
         """Relative errors of the quantiles and of the mean."""
-        return np.append(
-            np.quantile(x, QUANTILES) / np.quantile(sample, QUANTILES), x.mean() / sample.mean()
-        ) - 1  # fmt: skip
+        return own / np.append(np.quantile(sample, QUANTILES), sample.mean()) - 1
 
     rng = np.random.default_rng(seed)
     resampled = [errors(y[stats.block_indices(rng, y.size, block)]) for _ in range(resamples)]
@@ -117,77 +113,6 @@ def _compare_one(
         "coverage": float(np.mean(y <= np.quantile(x, q))),
         "coverage_interval": stats.share_interval(y <= np.quantile(x, q), confidence, block),
     }
-
-
-def validate_steps(
-    dag: WorkloadDAG,
-    observed: xr.Dataset,
-    *,
-    draws: int = 1000,
-    block: int = 1,
-    seed: int = 0,
-) -> xr.Dataset:
-    """Fit a model to measured steps, simulate, and compare: in sample and on held-out steps.
-
-    ``in sample`` fits and compares on all steps, as the PRISM paper does; ``held out`` fits on every
-    second step and compares with the others, which is the honest figure. Machine speed drifts, so
-    alternating steps still flatter: a later period would be harder. With few steps the held-out half
-    may be too small for the finest pools and fall back on coarser ones; the provenance counts both.
-
-    Parameters
-    ----------
-    dag : WorkloadDAG
-    observed : Dataset of `prism.traces.observe`, at least 4 steps
-    draws, block, seed
-        As in `simulate` and `compare`.
-
-    Returns
-    -------
-    Dataset
-        As `compare`, scenarios ``in sample`` and ``held out``, each also with ``, independent`` (the same
-        pools without coupling) and ``, means only`` (every op at its mean);
-        ``step_time(draw)`` of the in-sample model beside it, seconds.
-
-    Raises
-    ------
-    ValueError
-        With fewer than 4 steps.
-    """
-    n = observed.sizes["step"]
-    if n < 4:
-        raise ValueError(f"validation needs at least 4 measured steps, got {n}")
-    every, even, odd = slice(None), slice(0, None, 2), slice(1, None, 2)
-    source = "synthetic" if observed.attrs["source"] == "synthetic" else "simulated"
-    rows, step_time, pools = [], None, {}
-    for label, fit, test in (("in sample", every, every), ("held out", even, odd)):
-        model = fit_model(dag, observed.isel(step=fit))
-        predicted = simulate(model, draws, seed=seed)
-        step_time = predicted["step_time"] if step_time is None else step_time
-        uncoupled = model.replace(coupling=Coupling.independent())
-        versions = {
-            label: predicted["step_time"].values,
-            f"{label}, independent": simulate(uncoupled, draws, seed=seed)["step_time"].values,
-            f"{label}, means only": simulate(model.at_mean, 1)["step_time"].values,
-        }
-        measured = observed["step_time"].isel(step=test)
-        rows += [
-            compare(x, measured, block=block, seed=seed, source=source).assign_coords(
-                scenario=[name]
-            )
-            for name, x in versions.items()
-        ]
-        pools[label] = len(model.pools)
-    both = xr.concat(rows, dim="scenario")
-    return schema.dataset(
-        {
-            **{name: both[name] for name in both.data_vars},
-            "step_time": ("draw", step_time.values),
-        },
-        made_by="prism.validation.validate_steps",
-        source=source,
-        seed=seed,
-        provenance={**schema.provenance(observed), "draws": draws, "block": block, "pools": pools},
-    )
 
 
 def require(

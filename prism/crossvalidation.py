@@ -1,0 +1,257 @@
+"""Is a model of measured steps right about steps that it has not seen?
+
+Steps are left out in blocks of neighbours, since machines drift and the step next door is no stranger. Beside
+the model stand three baselines that need no model of dependence, or no model at all: the same pools drawn
+independently (the PRISM paper's assumption), every op at its mean (a deterministic simulator), and the step
+times of the training steps themselves (*resampled*), which can be carried to no other configuration: what
+these still miss is drift and the noise of few steps, and no model is to blame for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from scipy.stats import kstwo
+from tqdm import tqdm
+
+from prism import schema, stats
+from prism.coupling import Coupling
+from prism.dag import WorkloadDAG
+from prism.montecarlo import simulate
+from prism.traces import MIN_STEPS, build_graph, choose_gaps, fit_model, observe
+from prism.validation import compare
+
+SCENARIOS = ("model", "independent", "means only", "resampled")
+LEVELS = (0.5, 0.8, 0.9)
+#: steps below which nothing is left out
+LEAST_STEPS = 8
+
+
+def validate(
+    trace: xr.Dataset, *, gpus_per_node: int = 8, folds: int = 4, draws: int = 4000, block: int = 4,
+    seed: int = 0, progress: bool = False,
+) -> xr.Dataset:  # fmt: skip
+    """The whole procedure on a trace of several steps, with one setting for every trace.
+
+    Parameters
+    ----------
+    trace : Dataset of `prism.read_trace`
+    gpus_per_node : int
+        As in `prism.traces.build_graph`.
+    folds, draws, block, seed, progress
+        As in `cross_validate`.
+
+    Returns
+    -------
+    Dataset
+        Of `cross_validate`.
+
+    Raises
+    ------
+    TraceError
+        As `build_graph`.
+    ValueError
+        With fewer than 2 steps.
+    """
+    graph = build_graph(trace, gpus_per_node=gpus_per_node)
+    observed = observe(trace, graph)
+    return cross_validate(
+        graph.dag, observed, folds=folds, draws=draws, block=block, seed=seed, progress=progress
+    )
+
+
+def cross_validate(
+    dag: WorkloadDAG,
+    observed: xr.Dataset,
+    *,
+    folds: int = 4,
+    draws: int = 4000,
+    block: int = 4,
+    seed: int = 0,
+    progress: bool = False,
+) -> xr.Dataset:
+    """Fit to all steps and compare with them; leave out each block of steps in turn, fit to the others, and
+    compare with those left out. Gaps, pools and coupling are chosen and fitted anew each time.
+
+    Parameters
+    ----------
+    dag : WorkloadDAG without lanes
+    observed : Dataset of `prism.traces.observe`
+        With fewer than 8 steps nothing is left out and what needs it is NaN.
+    folds : int
+        Blocks of neighbouring steps.
+    draws : int
+        Of each prediction.
+    block : int
+        Serial correlation: lags below this count in the intervals.
+    seed : int
+    progress : bool
+
+    Returns
+    -------
+    Dataset
+        Per `scenario` (model, independent, means only, resampled): ``ks_in_sample``, with
+        ``ks_critical``, what a perfect model of as many independent steps passes in one case of twenty.
+        Cross-validated: ``ks_distance``, mean over folds, ``ks_noise_floor``, the median that a perfect
+        model would show in a fold; ``crps``, mean over left-out steps, s. From the predictions of all folds
+        together against all steps, with block bootstrap intervals of the measured side:
+        ``relative_error(quantile)``, ``relative_error_mean``, ``std_error``. ``coverage(level)``: share of
+        left-out steps inside the central interval that was predicted for them, with its binomial interval.
+        ``step_time(draw)``: the model of all steps, s. The provenance holds gaps, loadings and events of
+        that model, and the number of folds with enough steps for a coupling.
+
+    Raises
+    ------
+    ValueError
+        With fewer than 2 steps, or fewer than 2 folds.
+    """
+    n = observed.sizes["step"]
+    if n < 2:
+        raise ValueError(f"one measured step has no distribution to validate against (got {n})")
+    if folds < 2:
+        raise ValueError(f"folds must be at least 2, got {folds}")
+    measured = observed["step_time"].values
+    source = "synthetic" if observed.attrs["source"] == "synthetic" else "simulated"
+    chosen = choose_gaps(dag, observed)
+    whole = fit_model(dag, observed, gaps=chosen)
+    inside = _predictions(whole, measured, draws, seed)
+    label = np.arange(n) * folds // n
+    held: list[dict[str, np.ndarray]] = []
+    enough = n >= max(LEAST_STEPS, 2 * folds)
+    for k in tqdm(range(folds if enough else 0), desc="folds", disable=not progress, leave=False):
+        train = observed.isel(step=np.flatnonzero(label != k))
+        model = fit_model(dag, train)
+        held.append(_predictions(model, train["step_time"].values, draws, seed + 1 + k))
+    rows = [_scores(s, inside, held, measured, label, block, seed) for s in SCENARIOS]
+    dims = {
+        "relative_error": ("scenario", "quantile"),
+        "relative_error_interval": ("scenario", "quantile", "ci_bound"),
+        "coverage": ("scenario", "level"),
+        "coverage_interval": ("scenario", "level", "ci_bound"),
+    }
+    data = {
+        name: (
+            dims.get(
+                name, ("scenario", "ci_bound") if name.endswith("interval") else ("scenario",)
+            ),
+            np.array([r[name] for r in rows]),
+        )
+        for name in rows[0]
+    }
+    return schema.dataset(
+        {
+            **data,
+            "ks_critical": ((), float(kstwo.ppf(0.95, n))),
+            "step_time": ("draw", inside["model"]),
+        },
+        coords={
+            "scenario": list(SCENARIOS),
+            "quantile": [0.05, 0.5, 0.95],
+            "level": list(LEVELS),
+            "ci_bound": ["lower", "upper"],
+        },
+        made_by="prism.validate",
+        source=source,
+        seed=seed,
+        provenance={
+            **schema.provenance(observed),
+            "steps": n,
+            "folds": folds if enough else 0,
+            "folds_with_coupling": sum(
+                int(np.sum(label != k)) >= MIN_STEPS for k in range(folds if enough else 0)
+            ),
+            "draws": draws,
+            "block": block,
+            "gaps_kept": chosen,
+            "loadings": _loadings(whole.coupling),
+            "events": dict(whole.coupling.events),
+            "event_scores": {k: dict(v) for k, v in whole.coupling.event_scores.items()},
+        },
+    )  # fmt: skip
+
+
+def _predictions(model, trained_on: np.ndarray, draws: int, seed: int) -> dict[str, np.ndarray]:
+    """Predicted step times, s, by scenario."""
+    alone = model.replace(coupling=Coupling.independent())
+    return {
+        "model": simulate(model, draws, seed=seed)["step_time"].values,
+        "independent": simulate(alone, draws, seed=seed)["step_time"].values,
+        "means only": simulate(model.at_mean, 1)["step_time"].values,
+        "resampled": trained_on,
+    }
+
+
+def _scores(
+    scenario: str, inside: dict, held: list[dict], measured: np.ndarray, label: np.ndarray, block: int,
+    seed: int,
+) -> dict[str, object]:  # fmt: skip
+    """All figures of one scenario."""
+    out: dict[str, object] = {"ks_in_sample": stats.ks_distance(inside[scenario], measured)}
+    if not held:
+        return out | _nothing()
+    folds = [(p[scenario], measured[label == k]) for k, p in enumerate(held)]
+    # each fold counts as often as steps were left out in it
+    size = max(x.size for x, _ in folds)
+    together = np.concatenate([np.resize(x, size * y.size) for x, y in folds])
+    found = compare(together, measured, block=block, seed=seed).isel(scenario=0)
+    taken = ("relative_error", "relative_error_interval", "relative_error_mean",
+             "relative_error_mean_interval")  # fmt: skip
+    return (
+        out
+        | {
+            "ks_distance": float(np.mean([stats.ks_distance(x, y) for x, y in folds])),
+            "ks_noise_floor": float(
+                np.mean([stats.ks_noise_floor(max(x.size, 2), y.size) for x, y in folds])
+            ),
+            "crps": sum(stats.crps(x, y) * y.size for x, y in folds) / measured.size,
+        }
+        | {name: found[name].values for name in taken}
+        | _spread_error(together, measured, block, seed)
+        | _coverage(folds, block)
+    )
+
+
+def _spread_error(predicted: np.ndarray, measured: np.ndarray, block: int, seed: int) -> dict:
+    """Relative error of the standard deviation, with its block bootstrap interval."""
+    rng = np.random.default_rng(seed)
+    own = predicted.std()
+    drawn = [measured[stats.block_indices(rng, measured.size, block)].std() for _ in range(2000)]
+    ratio = own / np.maximum(drawn, 1e-300) - 1
+    return {
+        "std_error": own / measured.std() - 1 if measured.std() > 0 else np.nan,
+        "std_error_interval": np.quantile(ratio, [0.025, 0.975]),
+    }
+
+
+def _coverage(folds: list[tuple[np.ndarray, np.ndarray]], block: int) -> dict:
+    """Share of left-out steps inside central intervals, and binomial intervals of it."""
+    share, interval = [], []
+    for level in LEVELS:
+        hits = np.concatenate(
+            [
+                (y >= np.quantile(x, (1 - level) / 2)) & (y <= np.quantile(x, (1 + level) / 2))
+                for x, y in folds
+            ]
+        )
+        share.append(float(hits.mean()))
+        interval.append(stats.share_interval(hits, block=block))
+    return {"coverage": share, "coverage_interval": interval}
+
+
+def _nothing() -> dict:
+    """What cannot be said without leaving steps out."""
+    nan = np.nan
+    return {
+        "ks_distance": nan, "ks_noise_floor": nan, "crps": nan,
+        "relative_error": [nan] * 3, "relative_error_interval": [[nan, nan]] * 3,
+        "relative_error_mean": nan, "relative_error_mean_interval": [nan, nan],
+        "std_error": nan, "std_error_interval": [nan, nan],
+        "coverage": [nan] * 3, "coverage_interval": [[nan, nan]] * 3,
+    }  # fmt: skip
+
+
+def _loadings(coupling: Coupling) -> dict:
+    return {
+        kind: {level: [v.transient, v.persistent] for level, v in levels.items()}
+        for kind, levels in coupling.loadings.items()
+    }
