@@ -62,10 +62,11 @@ class MontecarloParams(Spec):
 
 
 class ValidationParams(Spec):
-    """Simulated steps, and the length of bootstrap blocks of measured steps."""
+    """Simulated steps, the length of bootstrap blocks of measured steps, and blocks left out in turn."""
 
     draws: Draws
     block: PositiveInt
+    folds: int = Field(ge=2)
 
 
 class HotNodeParams(Spec):

@@ -47,6 +47,31 @@ def test_a_folder_of_profiler_traces_in_one_command(prism_data, tmp_path, capsys
     assert sorted(p.name for p in tmp_path.iterdir()) == ["draws.nc", "p95.json"]
 
 
+def test_validate_prints_the_procedure_and_its_baselines(prism_data, tmp_path, capsys):
+    trace = str(prism_data / "traces/straggler_analysis/trace-ST.parquet")
+    out = tmp_path / "validation.nc"
+    assert cli.main(["validate", trace, "--draws", "1000", "--json", "--out", str(out)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    for key in ("ks_in_sample", "ks_cross_validated", "ks_noise_floor", "crps", "mean_error", "std_error",
+                "p95_error", "p95_error_interval", "coverage", "gaps_kept", "loadings"):  # fmt: skip
+        assert key in said
+    assert set(said["baselines"]) == {"independent", "means only", "resampled"}
+    with xr.open_dataset(out, engine="h5netcdf") as saved:
+        assert float(saved.ks_in_sample.sel(scenario="model")) == said["ks_in_sample"]
+    assert cli.main(["validate", trace, "--draws", "1000"]) == 0
+    text = capsys.readouterr().out
+    assert f"{said['crps']:.5f}" in text and "joint event of embedding-grads-all-reduce" in text
+
+
+@pytest.mark.filterwarnings("ignore::prism.traces.TraceWarning")
+def test_validate_says_what_few_steps_cannot_tell(prism_data, capsys):
+    three = str(prism_data / "traces/tracelens/mi300_resnet_ddp.rank0of8.json.gz")
+    assert cli.main(["validate", three, "--draws", "100"]) == 0
+    assert "too few steps to leave any out" in capsys.readouterr().out
+    assert cli.main(["validate", str(prism_data / "traces/param_dlrm_8rank")]) == 2
+    assert "one measured step has no distribution" in capsys.readouterr().err
+
+
 def test_same_seed_same_output(straggler_trace, capsys):
     outputs = []
     for seed in ("3", "3", "4"):
