@@ -82,8 +82,9 @@ def guarantee_with_fit(refits: xr.Dataset, confidence: float = 0.95) -> float:
     The largest of three bounds: basic, ``2 estimate - Q_(1 - confidence)`` of the refits, which undoes their
     bias (refits to few steps lie low, since a resample holds fewer distinct ones); percentile,
     ``Q_confidence``, which keeps their skewness; and the error of a quantile read off n steps,
-    ``Q(q + z sqrt(q (1 - q) / n))`` of the draws, which sees a jump beside q that few refits cross. With the
-    first two alone the bound covered in 84 % of 25 recordings of 60 steps where 95 % were asked for.
+    ``Q(q + z sqrt(q (1 - q) / n))`` of the draws, which sees a jump beside q that few refits cross. On the
+    planted process of the tests, 100 recordings of 60 steps, a bound asked for with 95 % confidence covered
+    p90 in 98 % and p95 in 99 %; with the first two alone in 84 % of 25.
 
     Parameters
     ----------
