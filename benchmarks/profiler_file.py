@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from prism.traces.kineto import Event
+from prism.traces.kinetofields import Event
 
 
 def write(path: Path, size: int) -> Path:

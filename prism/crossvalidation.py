@@ -111,7 +111,6 @@ def cross_validate(
     if folds < 2:
         raise ValueError(f"folds must be at least 2, got {folds}")
     measured = observed["step_time"].values
-    source = "synthetic" if observed.attrs["source"] == "synthetic" else "simulated"
     chosen = choose_gaps(dag, observed)
     whole = fit_model(dag, observed, gaps=chosen)
     inside = _predictions(whole, measured, draws, seed)
@@ -123,26 +122,39 @@ def cross_validate(
         model = fit_model(dag, train)
         held.append(_predictions(model, train["step_time"].values, draws, seed + 1 + k))
     rows = [_scores(s, inside, held, measured, label, block, seed) for s in SCENARIOS]
-    dims = {
-        "relative_error": ("scenario", "quantile"),
-        "relative_error_interval": ("scenario", "quantile", "ci_bound"),
-        "coverage": ("scenario", "level"),
-        "coverage_interval": ("scenario", "level", "ci_bound"),
+    made = {
+        "steps": n,
+        "folds": len(held),
+        "folds_with_coupling": sum(int(np.sum(label != k)) >= MIN_STEPS for k in range(len(held))),
+        "draws": draws,
+        "block": block,
+        "gaps_kept": chosen,
+        "loadings": _loadings(whole.coupling),
+        "events": dict(whole.coupling.events),
+        "event_scores": {k: dict(v) for k, v in whole.coupling.event_scores.items()},
     }
-    data = {
-        name: (
-            dims.get(
-                name, ("scenario", "ci_bound") if name.endswith("interval") else ("scenario",)
-            ),
-            np.array([r[name] for r in rows]),
-        )
-        for name in rows[0]
-    }
+    return _dataset(rows, inside["model"], observed, made, seed)
+
+
+#: dimensions of figures that have more than one value a scenario
+_DIMS = {
+    "relative_error": ("scenario", "quantile"),
+    "relative_error_interval": ("scenario", "quantile", "ci_bound"),
+    "coverage": ("scenario", "level"),
+    "coverage_interval": ("scenario", "level", "ci_bound"),
+}
+
+
+def _dataset(rows: list[dict], step_time: np.ndarray, observed: xr.Dataset, made: dict, seed: int):
+    def dims(name: str) -> tuple[str, ...]:
+        usual = ("scenario", "ci_bound") if name.endswith("interval") else ("scenario",)
+        return _DIMS.get(name, usual)
+
     return schema.dataset(
         {
-            **data,
-            "ks_critical": ((), float(kstwo.ppf(0.95, n))),
-            "step_time": ("draw", inside["model"]),
+            **{name: (dims(name), np.array([r[name] for r in rows])) for name in rows[0]},
+            "ks_critical": ((), float(kstwo.ppf(0.95, made["steps"]))),
+            "step_time": ("draw", step_time),
         },
         coords={
             "scenario": list(SCENARIOS),
@@ -151,23 +163,10 @@ def cross_validate(
             "ci_bound": ["lower", "upper"],
         },
         made_by="prism.validate",
-        source=source,
+        source="synthetic" if observed.attrs["source"] == "synthetic" else "simulated",
         seed=seed,
-        provenance={
-            **schema.provenance(observed),
-            "steps": n,
-            "folds": folds if enough else 0,
-            "folds_with_coupling": sum(
-                int(np.sum(label != k)) >= MIN_STEPS for k in range(folds if enough else 0)
-            ),
-            "draws": draws,
-            "block": block,
-            "gaps_kept": chosen,
-            "loadings": _loadings(whole.coupling),
-            "events": dict(whole.coupling.events),
-            "event_scores": {k: dict(v) for k, v in whole.coupling.event_scores.items()},
-        },
-    )  # fmt: skip
+        provenance={**schema.provenance(observed), **made},
+    )
 
 
 def _predictions(model, trained_on: np.ndarray, draws: int, seed: int) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.linalg import lsqr
 
 from prism.traces.device import RankSteps
-from prism.traces.kineto import Communication
+from prism.traces.kinetofields import Communication
 from prism.traces.records import TraceError
 
 #: kinds by what names contain, the first that fits

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from prism.traces.device import DeviceOps, Windows
-from prism.traces.kineto import Communication, Events, Kind
+from prism.traces.kineto import Events, Kind
+from prism.traces.kinetofields import Communication
 
 TRANSFER, CALL = "gloo:", "c10d::"
 #: a host idle for less than this did not wait, ns

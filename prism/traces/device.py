@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from prism.traces.kineto import Communication, Events, Kind
+from prism.traces.kineto import Events, Kind
+from prism.traces.kinetofields import Communication
 from prism.traces.nesting import innermost
 from prism.traces.records import TraceError
 
@@ -23,6 +24,8 @@ STEP = re.compile(r"ProfilerStep#?\s*(\d{1,15})$")
 COLLECTIVE = re.compile(r"nccl|rccl", re.IGNORECASE)
 #: overlaps of ops on one stream below this are rounding or programmatic launches, ns
 ROUNDING = 5_000
+#: what waits for an op goes on so soon after its end, ns
+PROMPT = 30_000
 
 
 @dataclass
@@ -273,3 +276,29 @@ def _communications(events: Events, row, call, cpu) -> dict[int, Communication]:
             else:
                 out[i] = said or Communication("", "", 0, None, None, "", None, None, None)
     return out
+
+
+@dataclass(frozen=True)
+class Times:
+    """Device ops that every step has: ns, (step, op); -1 where a launch is not known.
+
+    Attributes
+    ----------
+    start, end : ndarray
+    launch, returned : ndarray
+        When the call that launched the op began and returned.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    launch: np.ndarray
+    returned: np.ndarray
+
+
+def times_of(events: Events, ops: DeviceOps, member: np.ndarray) -> Times:
+    """Times of rows of `ops`, (step, op)."""
+    call = ops.call[member]
+    known = call >= 0
+    at = np.where(known, events.start[np.maximum(call, 0)], -1)
+    returned = np.where(known, at + events.duration[np.maximum(call, 0)], -1)
+    return Times(ops.start[member], ops.end[member], at, returned)

@@ -16,7 +16,7 @@ import numpy as np
 
 from prism.traces.chakra import whole_file
 from prism.traces.device import RankSteps
-from prism.traces.kineto import Communication
+from prism.traces.kinetofields import Communication
 from prism.traces.records import TraceError
 
 RECORD = "record_param_comms"

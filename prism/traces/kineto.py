@@ -1,9 +1,7 @@
 """Kineto and PyTorch profiler JSON of one rank: events as columns.
 
-Names and types of fields are those of libkineto's writer, of all versions in use: categories and keys in
-either case, streams as numbers or text, times as integers, decimals or text, relative to
-``baseTimeNanoseconds`` or not. Times become whole nanoseconds without passing through a float that
-cannot hold them.
+Categories come in either case, times as integers, decimals or text, relative to ``baseTimeNanoseconds`` or
+not. Times become whole nanoseconds without passing through a float that cannot hold them.
 """
 
 from __future__ import annotations
@@ -17,18 +15,29 @@ from decimal import Decimal, InvalidOperation
 from itertools import compress
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from prism.traces.jsonstream import EventStream
+from prism.traces.kinetofields import (
+    ABSENT,
+    HIGHEST_RANK,
+    Args,
+    Communication,
+    Event,
+    ExactEvent,
+    Wait,
+    communication_of,
+    digits,
+    ranks_of,
+    stream_of,
+)
 from prism.traces.records import TraceError
 
 #: microseconds up to which a float64 holds whole nanoseconds (its spacing there is 0.98 ns)
 EXACT_AS_FLOAT = 2.0**43
 LONGEST_NS = 1 << 61
-HIGHEST_RANK = 1 << 22
 
 
 class Kind(enum.IntEnum):
@@ -50,80 +59,6 @@ _KINDS = {
     "cpu_op": Kind.OP, "operator": Kind.OP,
     "user_annotation": Kind.NOTE, "cuda_sync": Kind.SYNC,
 }  # fmt: skip
-
-Number = int | float | None
-_ABSENT = msgspec.Raw()
-
-
-class Args(msgspec.Struct, gc=False):
-    """The arguments of an event that are read; everything else is skipped."""
-
-    correlation: int | None = None
-    external: int | None = msgspec.field(default=None, name="External id")
-    external_old: int | None = msgspec.field(default=None, name="external id")
-    stream: int | str | None = None
-    dims: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input Dims")
-    dims_old: msgspec.Raw = msgspec.field(default=_ABSENT, name="Input dims")
-    inputs: msgspec.Raw = msgspec.field(default=_ABSENT, name="Concrete Inputs")
-    device: int | str | None = None
-    grid: msgspec.Raw = _ABSENT
-    block: msgspec.Raw = _ABSENT
-    bytes: int | float | None = None
-    graph_node: int | None = msgspec.field(default=None, name="graph node id")
-    collective: str | None = msgspec.field(default=None, name="Collective name")
-    dtype: str | None = None
-    elements_in: int | None = msgspec.field(default=None, name="In msg nelems")
-    elements_out: int | None = msgspec.field(default=None, name="Out msg nelems")
-    group_size: int | None = msgspec.field(default=None, name="Group size")
-    group_ranks: str | list | None = msgspec.field(default=None, name="Process Group Ranks")
-    group_text: str | None = msgspec.field(default=None, name="Process Group Description")
-    group_name: str | int | None = msgspec.field(default=None, name="Process Group Name")
-    seq: int | None = msgspec.field(default=None, name="Seq")
-    src: int | None = msgspec.field(default=None, name="Src Rank")
-    dst: int | None = msgspec.field(default=None, name="Dst Rank")
-    wait_stream: int | None = msgspec.field(default=None, name="wait_on_stream")
-    wait_record: int | None = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event of the file, times in microseconds."""
-
-    ph: str | None = None
-    cat: str | None = None
-    name: str | int | None = None
-    tid: int | str | None = None
-    ts: Number = None
-    dur: Number = None
-    args: Args | None = None
-
-
-class ExactEvent(Event, gc=False):
-    """The same with times as decimal text, for files whose times no float can hold."""
-
-    ts: Decimal | None = None
-    dur: Decimal | None = None
-
-
-class Communication(NamedTuple):
-    """What a collective or transfer says about itself; None where it does not."""
-
-    name: str
-    dtype: str
-    elements: int
-    group_size: int | None
-    ranks: tuple[int, ...] | None
-    about: str
-    seq: int | None
-    src: int | None
-    dst: int | None
-    group_name: str = ""
-
-
-class Wait(NamedTuple):
-    """A stream's wait on what another stream had been given before an event was recorded."""
-
-    stream: int | None
-    record: int | None
 
 
 @dataclass
@@ -289,12 +224,12 @@ class _Columns:
         if kind in (Kind.DEVICE, Kind.CALL, Kind.SYNC):
             part["correlation"] = _integers([a.correlation for a in args])
         if kind == Kind.DEVICE:
-            self._devices |= {(_digits(a.stream), a.device) for a in args if a.device is not None}
+            self._devices |= {(digits(a.stream), a.device) for a in args if a.device is not None}
             part["stream"] = _integers(
-                [_stream(a.stream, e.tid) for a, e in zip(args, events, strict=True)]
+                [stream_of(a.stream, e.tid) for a, e in zip(args, events, strict=True)]
             )
         elif kind == Kind.SYNC:
-            part["stream"] = _integers([_digits(a.stream) for a in args])
+            part["stream"] = _integers([digits(a.stream) for a in args])
         self._facts(kind, args)
         if kind == Kind.OP:
             self._peers(events, args)
@@ -303,9 +238,9 @@ class _Columns:
     def _peers(self, events: Sequence[Event], args: Sequence[Args]) -> None:
         """``c10d::send`` and its like have their peer as third argument."""
         for i, (e, a) in enumerate(zip(events, args, strict=True), start=self._size):
-            if e.name in _PEERED and a.inputs is not _ABSENT:
+            if e.name in _PEERED and a.inputs is not ABSENT:
                 parts = bytes(a.inputs).decode().strip("[] ").split(",")
-                if len(parts) > 2 and (peer := _digits(parts[2])) >= 0:
+                if len(parts) > 2 and (peer := digits(parts[2])) >= 0:
                     self._peer[i] = peer
 
     def _shapes(self, args: Sequence[Args]) -> list[str]:
@@ -313,8 +248,8 @@ class _Columns:
         seen = self._squeezed
         out = []
         for a in args:
-            dims = a.dims if a.dims is not _ABSENT else a.dims_old
-            key = bytes(dims) if dims is not _ABSENT else (bytes(a.grid), bytes(a.block))
+            dims = a.dims if a.dims is not ABSENT else a.dims_old
+            key = bytes(dims) if dims is not ABSENT else (bytes(a.grid), bytes(a.block))
             text = seen.get(key)
             if text is None:
                 text = seen[key] = _squeezed(key)
@@ -327,7 +262,7 @@ class _Columns:
         if kind in (Kind.DEVICE, Kind.OP):
             for i, a in enumerate(args, start=self._size):
                 if a.collective is not None or a.group_ranks is not None:
-                    self._communication[i] = _communication(a)
+                    self._communication[i] = communication_of(a)
         elif kind == Kind.SYNC:
             for i, a in enumerate(args, start=self._size):
                 self._wait[i] = Wait(a.wait_stream, a.wait_record)
@@ -407,14 +342,13 @@ _SPOKEN = ("ProfilerStep", "gloo:", "c10d::")
 #: calls that neither give the device work nor wait for it
 _SILENT = re.compile(r"Query|GetAttrib|IsCapturing|Occupancy|PeekAt|INVALID|SetAttrib|GetLast|Priority|"
                      r"CaptureInfo|ElapsedTime|GetDevice|DriverGet|FuncGet|PointerGet|Malloc|PushCall|PopCall")  # fmt: skip
-_DIGITS = re.compile(r"-?\d{1,18}")
 
 
 def _useful(e: Event) -> bool:
     """CPU ops that tell a shape, a collective, or a step (which old files call an op)."""
     a = e.args
     if a is not None and (
-        a.dims is not _ABSENT or a.dims_old is not _ABSENT or a.collective is not None
+        a.dims is not ABSENT or a.dims_old is not ABSENT or a.collective is not None
     ):
         return True
     return isinstance(e.name, str) and e.name.startswith(_SPOKEN)
@@ -436,18 +370,6 @@ def _squeezed(json: bytes | tuple[bytes, bytes]) -> str:
         return b"".join(json.split()).decode()
     grid, block = json
     return f"grid{_squeezed(grid)}block{_squeezed(block)}" if grid else ""
-
-
-def _stream(stream: int | str | None, tid: int | str | None) -> int:
-    found = _digits(stream)
-    return found if found != -1 else _digits(tid)
-
-
-def _digits(text: int | str | None) -> int:
-    if isinstance(text, str):
-        found = _DIGITS.search(text)
-        return int(found.group()) if found else -1
-    return -1 if text is None or text == 4294967295 else text
 
 
 def _whole(value: Any) -> int | None:
@@ -490,21 +412,6 @@ def _exact_ns(microseconds: list) -> np.ndarray:
     return np.array([ns(t) for t in microseconds], np.int64)
 
 
-def _communication(a: Args) -> Communication:
-    return Communication(
-        name=a.collective or "",
-        dtype=a.dtype or "",
-        elements=max(a.elements_in or 0, a.elements_out or 0),
-        group_size=a.group_size,
-        ranks=_ranks(a.group_ranks),
-        about=a.group_text or "",
-        seq=a.seq,
-        src=a.src,
-        dst=a.dst,
-        group_name="" if a.group_name is None else str(a.group_name),
-    )
-
-
 def _with_ranks(said: Communication, groups: dict[str, tuple[int, ...]]) -> Communication:
     """Ranks from the header where the profiler cut the list short."""
     if said.ranks is None and said.group_name in groups:
@@ -516,19 +423,6 @@ def _groups(config: Any) -> dict[str, tuple[int, ...]]:
     """Process groups that the header names."""
     out = {}
     for entry in config if isinstance(config, list) else []:
-        if isinstance(entry, dict) and (ranks := _ranks(entry.get("ranks"))) is not None:
+        if isinstance(entry, dict) and (ranks := ranks_of(entry.get("ranks"))) is not None:
             out[str(entry.get("pg_name", ""))] = ranks
     return out
-
-
-def _ranks(ranks: str | list | None) -> tuple[int, ...] | None:
-    """Ranks of a group; None where they are not told, or cut short by the profiler."""
-    if not isinstance(ranks, str | list):
-        return None
-    if isinstance(ranks, str):
-        if "..." in ranks:
-            return None
-        ranks = [int(r) for r in _DIGITS.findall(ranks)]
-    if not ranks or not all(type(r) is int and 0 <= r < HIGHEST_RANK for r in ranks):
-        return None
-    return tuple(sorted(set(ranks)))

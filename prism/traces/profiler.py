@@ -16,9 +16,9 @@ from tqdm import tqdm
 from prism.signature import stable_hash
 from prism.traces import collectives
 from prism.traces.collectives import Member
-from prism.traces.dependencies import HOST
 from prism.traces.device import RankSteps
 from prism.traces.execution import enrich, read_executions
+from prism.traces.hostwork import HOST
 from prism.traces.kineto import Events, read_kineto
 from prism.traces.rank import rank_steps
 from prism.traces.records import TraceError, TraceWarning, trace_dataset
