@@ -206,7 +206,17 @@ class _SharedRows:
                 )
 
     def _events_with_scores(self, coupling: Coupling) -> None:
-        """Step scores that events go with: (event, class) loadings and rows, and what is left of its own."""
+        """Step scores that events go with: (event, class) loadings and rows, and what is left of its own.
+
+        An event that goes with the step score of its own ops would move their marginals: they are drawn from
+        the tail that is struck with a score that is not uniform there any more."""
+        for kind, classes in coupling.event_scores.items():
+            own = {op_class(s) for s in self.dag.signatures if s.op == kind} & set(classes)
+            if own:
+                raise ValueError(
+                    f"the event of {kind} goes with the step score of {own.pop()}, which is its own class: that "
+                    "would move its pools; let it go with other classes only"
+                )
         scores = [coupling.event_scores.get(k, {}) for k in self.event_names]
         classes = sorted({c for s in scores for c in s})
         self.event_loading = np.array(

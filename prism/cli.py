@@ -199,6 +199,9 @@ def _validation_summary(found: xr.Dataset) -> dict:
             "ks_cross_validated": _number(row["ks_distance"]),
             "ks_noise_floor": _number(row["ks_noise_floor"]),
             "crps": _number(row["crps"]),
+            "pinball_p95": _number(row["pinball"]),
+            "above_p95": _number(row["above_p95"]),
+            "mean_error_of_folds": _number(row["fold_error_mean"]),
             "mean_error": _number(row["relative_error_mean"]),
             "mean_error_interval": pair("relative_error_mean_interval"),
             "std_error": _number(row["std_error"]),
@@ -234,18 +237,29 @@ def _validation_text(s: dict) -> str:
         return "-" if value is None else format(value, form)
 
     def row(name: str, f: dict) -> str:
-        cells = [(f["ks_in_sample"], ".3f"), (f["ks_cross_validated"], ".3f"), (f["crps"], ".5f"),
-                 (f["mean_error"], "+.1%"), (f["std_error"], "+.0%"), (f["p95_error"], "+.1%")]  # fmt: skip
-        cells += [(c["share"], ".0%") for c in f["coverage"].values()]
-        return f"{name:<13}" + "".join(f"{shown(v, form):>10}" for v, form in cells)
+        left = [(f["ks_cross_validated"], ".3f", 9), (f["crps"], ".5f", 10), (f["pinball_p95"], ".5f", 10),
+                (f["mean_error_of_folds"], ".1%", 8), (f["above_p95"], ".0%", 8)]  # fmt: skip
+        left += [(c["share"], ".0%", 9) for c in f["coverage"].values()]
+        pooled = [
+            (f["mean_error"], "+.1%", 7),
+            (f["std_error"], "+.0%", 7),
+            (f["p95_error"], "+.1%", 7),
+        ]
+        return (
+            f"{name:<13}{shown(f['ks_in_sample'], '.3f'):>10}|"
+            + "".join(f"{shown(v, form):>{w}}" for v, form, w in left)
+            + " |"
+            + "".join(f"{shown(v, form):>{w}}" for v, form, w in pooled)
+        )
 
     lines = [
         f"{s['steps']} steps, {s['folds']} blocks left out in turn"
         + (f", {s['folds_with_coupling']} with enough steps for a coupling" if s["folds"] else ""),
-        f"{'':<13}{'KS':>10}{'KS, left':>10}{'CRPS (s)':>10}{'mean':>10}{'std':>10}{'p95':>10}"
-        f"{'in 50 %':>10}{'in 80 %':>10}{'in 90 %':>10}",
+        f"{'':<13}{'KS, all':>10}|{'KS, left':>9}{'CRPS (s)':>10}{'pinball':>10}{'mean':>8}{'> p95':>8}"
+        f"{'in 50 %':>9}{'in 80 %':>9}{'in 90 %':>9} |{'mean':>7}{'std':>7}{'p95':>7}",
         row("model", s),
         *[row(name, f) for name, f in s["baselines"].items()],
+        "between the bars: steps that were left out; right of them: all folds together, nearly in sample",
         f"KS of a perfect model: under {s['ks_critical']:.3f} on all steps in 19 cases of 20; about "
         f"{shown(s['ks_noise_floor'], '.3f')} in a block",
     ]
@@ -264,7 +278,12 @@ def _validation_text(s: dict) -> str:
                           for level, (t, p) in levels.items())  # fmt: skip
         if parts:
             lines.append(f"shared by {kind}: {parts}")
-    lines += [f"joint event of {kind} in {p:.1%} of steps" for kind, p in s["events"].items()]
+    for kind, p in s["events"].items():
+        goes = ", ".join(f"{c} {b:+.2f}" for c, b in s["event_scores"].get(kind, {}).items())
+        lines.append(
+            f"joint event of {kind} in {p:.1%} of steps"
+            + (f", with the score of {goes}" if goes else "")
+        )
     return "\n".join(lines + [f"note: {n}" for n in s["notes"]])
 
 

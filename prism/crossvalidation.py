@@ -25,6 +25,8 @@ SCENARIOS = ("model", "independent", "means only", "resampled")
 LEVELS = (0.5, 0.8, 0.9)
 #: steps below which nothing is left out
 LEAST_STEPS = 8
+#: values of all folds' predictions together
+LARGEST_POOLED = 200_000
 
 
 def validate(
@@ -93,10 +95,14 @@ def cross_validate(
         Per `scenario` (model, independent, means only, resampled): ``ks_in_sample``, with
         ``ks_critical``, what a perfect model of as many independent steps passes in one case of twenty.
         Cross-validated: ``ks_distance``, mean over folds, ``ks_noise_floor``, the median that a perfect
-        model would show in a fold; ``crps``, mean over left-out steps, s. From the predictions of all folds
-        together against all steps, with block bootstrap intervals of the measured side:
-        ``relative_error(quantile)``, ``relative_error_mean``, ``std_error``. ``coverage(level)``: share of
-        left-out steps inside the central interval that was predicted for them, with its binomial interval.
+        model would show in a fold; ``crps`` and ``pinball`` (of the predicted p95), means over left-out steps,
+        s; ``above_p95``, the share of them above it; ``fold_error_mean``, mean over folds of the absolute
+        relative error of the mean; ``coverage(level)``: share of left-out steps inside the central interval
+        that was predicted for them, with its binomial interval.
+        From the predictions of all folds together against all steps, with block bootstrap intervals of the
+        measured side: ``relative_error(quantile)``, ``relative_error_mean``, ``std_error``. Every step is in
+        the training set of all folds but one, and what folds miss cancels: these are nearly in sample, and
+        resampled steps are right by construction. A fold's few steps have no p95 of their own to compare.
         ``step_time(draw)``: the model of all steps, s. The provenance holds gaps, loadings and events of
         that model, and the number of folds with enough steps for a coupling.
 
@@ -108,8 +114,8 @@ def cross_validate(
     n = observed.sizes["step"]
     if n < 2:
         raise ValueError(f"one measured step has no distribution to validate against (got {n})")
-    if folds < 2:
-        raise ValueError(f"folds must be at least 2, got {folds}")
+    if folds < 2 or block < 1:
+        raise ValueError(f"folds must be at least 2 and block 1, got {folds} and {block}")
     measured = observed["step_time"].values
     chosen = choose_gaps(dag, observed)
     whole = fit_model(dag, observed, gaps=chosen)
@@ -190,8 +196,8 @@ def _scores(
         return out | _nothing()
     folds = [(p[scenario], measured[label == k]) for k, p in enumerate(held)]
     # each fold counts as often as steps were left out in it
-    size = max(x.size for x, _ in folds)
-    together = np.concatenate([np.resize(x, size * y.size) for x, y in folds])
+    each = max(1, LARGEST_POOLED // measured.size)
+    together = np.concatenate([np.resize(x, each * y.size) for x, y in folds])
     found = compare(together, measured, block=block, seed=seed).isel(scenario=0)
     taken = ("relative_error", "relative_error_interval", "relative_error_mean",
              "relative_error_mean_interval")  # fmt: skip
@@ -200,8 +206,18 @@ def _scores(
         | {
             "ks_distance": float(np.mean([stats.ks_distance(x, y) for x, y in folds])),
             "ks_noise_floor": float(
-                np.mean([stats.ks_noise_floor(max(x.size, 2), y.size) for x, y in folds])
+                np.mean(
+                    [
+                        stats.ks_noise_floor(x.size, y.size) if x.size > 1 else np.nan
+                        for x, y in folds
+                    ]
+                )
             ),
+            "pinball": sum(_pinball(x, y) * y.size for x, y in folds) / measured.size,
+            "above_p95": float(
+                np.mean(np.concatenate([y > np.quantile(x, 0.95) for x, y in folds]))
+            ),
+            "fold_error_mean": float(np.mean([abs(x.mean() / y.mean() - 1) for x, y in folds])),
             "crps": sum(stats.crps(x, y) * y.size for x, y in folds) / measured.size,
         }
         | {name: found[name].values for name in taken}
@@ -210,14 +226,22 @@ def _scores(
     )
 
 
+def _pinball(predicted: np.ndarray, measured: np.ndarray, q: float = 0.95) -> float:
+    """Mean loss of a predicted quantile, s: least for the true one (Koenker and Bassett 1978)."""
+    over = measured - np.quantile(predicted, q)
+    return float(np.mean(np.maximum(q * over, (q - 1) * over)))
+
+
 def _spread_error(predicted: np.ndarray, measured: np.ndarray, block: int, seed: int) -> dict:
     """Relative error of the standard deviation, with its block bootstrap interval."""
     rng = np.random.default_rng(seed)
     own = predicted.std()
     drawn = [measured[stats.block_indices(rng, measured.size, block)].std() for _ in range(2000)]
-    ratio = own / np.maximum(drawn, 1e-300) - 1
+    if min(drawn) <= 1e-9 * abs(measured.mean()):
+        return {"std_error": np.nan, "std_error_interval": [np.nan, np.nan]}
+    ratio = own / np.array(drawn) - 1
     return {
-        "std_error": own / measured.std() - 1 if measured.std() > 0 else np.nan,
+        "std_error": own / measured.std() - 1,
         "std_error_interval": np.quantile(ratio, [0.025, 0.975]),
     }
 
@@ -241,7 +265,8 @@ def _nothing() -> dict:
     """What cannot be said without leaving steps out."""
     nan = np.nan
     return {
-        "ks_distance": nan, "ks_noise_floor": nan, "crps": nan,
+        "ks_distance": nan, "ks_noise_floor": nan, "crps": nan, "pinball": nan, "above_p95": nan,
+        "fold_error_mean": nan,
         "relative_error": [nan] * 3, "relative_error_interval": [[nan, nan]] * 3,
         "relative_error_mean": nan, "relative_error_mean_interval": [nan, nan],
         "std_error": nan, "std_error_interval": [nan, nan],

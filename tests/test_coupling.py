@@ -8,7 +8,7 @@ from graphs import keyed
 from processes import COMPUTE, EVENT, TRANSFER, pipeline, record
 from scipy import stats
 
-from prism import montecarlo, traces
+from prism import montecarlo, schema, traces
 from prism import stats as estimates
 from prism.coupling import Coupling, Loading
 from prism.dagbuilder import DagBuilder
@@ -403,3 +403,101 @@ def test_engine_is_compiled_once():
     from prism import _engine
 
     assert len(_engine.simulate.signatures) == 1
+
+
+# kinds that share a level with no other op of their own
+
+
+def chain_of(kinds: int, r: float, n: int = 1000):
+    """Single ops of several kinds, one after the other, with correlation r between any two."""
+    b = DagBuilder()
+    last = None
+    for i in range(kinds):
+        last = b.add(Signature(f"k{i}"), [0], after=[] if last is None else [last])
+    dag = b.build([0])
+    rng = np.random.default_rng(0)
+    shared = rng.standard_normal(n)
+    duration = np.exp(
+        0.2 * (np.sqrt(r) * shared + np.sqrt(1 - r) * rng.standard_normal((kinds, n)))
+    )
+    return dag, schema.dataset(
+        {"duration": (("step", "op"), duration.T), "gap": (("step", "op"), 0 * duration.T),
+         "step_time": ("step", duration.sum(axis=0))},
+        coords={"step": np.arange(n)}, made_by="tests", source="synthetic",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", [2, 3, 8])
+def test_correlation_between_single_ops_of_different_kinds_is_recovered(kinds):
+    dag, observed = chain_of(kinds, 0.9)
+    model = traces.fit_model(dag, observed)
+    shares = [levels["step"].share for levels in model.coupling.loadings.values()]
+    assert np.allclose(shares, 0.9, atol=0.03)
+    times = simulate(model, 4000).step_time
+    assert float(times.std()) == pytest.approx(float(observed.step_time.std()), rel=0.06)
+
+
+def test_microbatches_of_a_single_stage_are_recovered():
+    """Pure data parallelism: no two forwards of a rank share a microbatch, a forward and a backward do."""
+    dag = pipeline(stages=1)
+    model = traces.fit_model(dag, record(dag, 400, 1, coupled=True))
+    for kind in ("forward", "backward"):
+        loadings = model.coupling.loadings[kind]
+        assert loadings["microbatch"].transient == pytest.approx(COMPUTE["microbatch"], abs=0.06)
+        assert loadings["rank"].transient == pytest.approx(COMPUTE["rank"], abs=0.12)
+
+
+# events that go with a score
+
+
+def test_an_event_with_the_score_of_another_class_keeps_marginals_and_rate():
+    b = DagBuilder()
+    reduces = [b.add(Signature("reduce", role="dp", scope="intra_node"), [0, 1]) for _ in range(3)]
+    work = [b.add(Signature("work"), [r], after=reduces) for r in (0, 1)]
+    dag = b.build([0, 0])
+    pools = {PoolKey(Signature("reduce", role="dp", scope="intra_node")): LogNormal(0.0, 0.5),
+             PoolKey(Signature("work")): LogNormal(1.0, 0.3)}  # fmt: skip
+    coupling = Coupling({"work": {"step": 0.9}}, {"reduce": 0.1}, {"reduce": {"compute": -0.8}})
+    x = montecarlo.sample_durations(StepModel(dag, pools, coupling), 40_000, seed=1)
+    for op, pool in ((reduces[0], LogNormal(0.0, 0.5)), (work[0], LogNormal(1.0, 0.3))):
+        u = np.sort(pool_cdf(pool, x[op]))
+        assert np.max(np.abs(u - (np.arange(u.size) + 0.5) / u.size)) < 1.95 / np.sqrt(u.size)
+    struck = x[reduces[0]] > pool_quantile(LogNormal(0.0, 0.5), 0.9)
+    assert np.all(struck == (x[reduces[1]] > pool_quantile(LogNormal(0.0, 0.5), 0.9)))
+    # E[Z | struck] = b phi(z_p) / p, seen through the loading of the work
+    z = stats.norm.ppf(pool_cdf(LogNormal(1.0, 0.3), x[work[0]]))
+    expected = 0.9 * -0.8 * stats.norm.pdf(stats.norm.isf(0.1)) / 0.1
+    assert z[struck].mean() == pytest.approx(expected, abs=0.06)
+
+
+def pool_cdf(pool: LogNormal, x: np.ndarray) -> np.ndarray:
+    return stats.norm.cdf((np.log(x) - pool.mu) / pool.sigma)
+
+
+def pool_quantile(pool: LogNormal, q: float) -> float:
+    return float(pool.quantile(q))
+
+
+def test_an_event_with_the_score_of_its_own_class_is_refused():
+    dag, observed = chain_of(2, 0.5, n=40)
+    model = StepModel(
+        dag, traces.fit_pools(dag, observed), Coupling({}, {"k0": 0.1}, {"k0": {"compute": 0.5}})
+    )
+    with pytest.raises(
+        ValueError, match="goes with the step score of compute, which is its own class"
+    ):
+        simulate(model, 10)
+
+
+def test_no_events_where_some_series_move_together_and_others_do_not_negative_control():
+    """Ten of twelve series with correlation 0.98: their common tails are no events."""
+    found = 0
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        shared = rng.standard_normal(60)
+        z = np.sqrt(0.02) * rng.standard_normal((12, 60))
+        z[:10] += np.sqrt(0.98) * shared
+        z[10:] = rng.standard_normal((2, 60))
+        u = (np.argsort(np.argsort(z, axis=1), axis=1) + 0.5) / 60
+        found += bool(events.find_events(u, np.full(12, "op"), np.ones(12, bool), seed)[0])
+    assert found <= 3

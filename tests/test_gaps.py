@@ -69,9 +69,39 @@ def test_waiting_in_the_shadow_is_no_gap_and_delay_is():
     observed = observed_of(dag, duration, gap)
     # had it idled 4 s (3 s) less, it could still have been that much later: 1 s (3 s) is not explained
     assert gaps.effective_gaps(dag, observed).tolist() == [[0.0, 1.0, 2.0], [0.0, 3.0, 3.0]]
-    assert gaps.kept_kinds(dag, observed) == ["join"]
+    assert list(gaps.kept_kinds(dag, observed)) == ["join"]
     shifts = gaps.gap_shifts(dag, observed)
     assert shifts["short"] == 0.0 and shifts["join"] == pytest.approx(2.5 / 13.5)
+
+
+def test_gaps_that_hide_each_other_are_kept():
+    """Four branches of different kinds stall together: without any one of them nothing moves."""
+    b = DagBuilder()
+    branches = [b.add(Signature(f"k{i}"), [i]) for i in range(4)]
+    b.add(Signature("join", role="world", scope="intra_node"), [0, 1, 2, 3], after=branches)
+    dag = b.build([0] * 4)
+    rng = np.random.default_rng(0)
+    duration = np.full((5, 40), 10.0)
+    gap = np.zeros_like(duration)
+    gap[:4] = 2 * rng.random(40)
+    observed = observed_of(dag, duration, gap)
+    assert max(gaps.gap_shifts(dag, observed).values()) == 0.0
+    kept = gaps.kept_kinds(dag, observed)
+    assert len(kept) >= 1
+    wide, steps = gaps.add_gaps(dag, observed, dict.fromkeys(kept, "effective"))
+    assert np.allclose(traces.replay(steps, wide, gaps=False).relative_error, 0, atol=1e-9)
+
+
+def test_gaps_of_unknown_kinds_are_refused():
+    dag = two_branches()
+    observed = observed_of(dag, np.ones((3, 4)), np.ones((3, 4)))
+    for wrong in ({"long": "half"}, {"longer": "whole"}):
+        with pytest.raises(ValueError, match="give kinds of op of the graph, effective or whole"):
+            gaps.add_gaps(dag, observed, wrong)
+    spoilt = observed.copy(deep=True)
+    spoilt["gap"][1, 1] = np.nan
+    with pytest.raises(ValueError, match="gap: 1 of 12 durations is negative, NaN or infinite"):
+        traces.fit_model(dag, spoilt)
 
 
 def hidden_gaps(dag, observed, rng):

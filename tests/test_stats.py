@@ -160,3 +160,22 @@ def test_mean_interval_covers_at_its_nominal_rate():
         _, low, high = stats.mean_interval(rng.normal(2.0, 1.0, 5))
         hits += low <= 2.0 <= high
     assert_share_close(hits, 3000, 0.95)
+
+
+def test_crps_against_theory():
+    """Of a normal prediction at y: ``y (2 Phi(y) - 1) + 2 phi(y) - 1 / sqrt(pi)`` (Gneiting and Raftery 2007);
+    few draws are not charged for being few."""
+    from scipy.stats import norm
+
+    rng = np.random.default_rng(0)
+    y = np.array([-1.0, 0.0, 0.5, 2.0])
+    exact = np.mean(y * (2 * norm.cdf(y) - 1) + 2 * norm.pdf(y) - 1 / np.sqrt(np.pi))
+    assert stats.crps(rng.standard_normal(200_000), y) == pytest.approx(exact, abs=0.005)
+    few = [stats.crps(rng.standard_normal(8), y) for _ in range(4000)]
+    assert np.mean(few) == pytest.approx(exact, abs=5 * np.std(few) / np.sqrt(4000))
+
+
+def test_noise_floor_of_a_large_and_a_small_sample_against_simulation():
+    rng = np.random.default_rng(1)
+    seen = [stats.ks_distance(rng.random(4000), rng.random(8)) for _ in range(1500)]
+    assert stats.ks_noise_floor(4000, 8) == pytest.approx(np.median(seen), rel=0.04)

@@ -31,6 +31,8 @@ from prism.traces.events import event_scores, find_events, without_events
 from prism.traces.steps import check_ops
 
 LEVELS = ("step", "node", "rank", "microbatch")
+#: in which entries that no pair tells are filled from the others
+ROUNDS = 20
 #: a share below this many standard errors is taken for none; more would lose dependence that is there
 SIGNIFICANT = 0.5
 
@@ -202,12 +204,16 @@ class _Relations:
     def loadings(self, keep: np.ndarray) -> np.ndarray:
         """Loadings (kind, level, transient or persistent) from the steps to `keep`."""
         within, across = self._moments(keep)
-        transient = _solve(*within)
-        persistent = _solve(*across)
+        transient, known = _solve(*within)
+        persistent, known_across = _solve(*across)
         # pairs in one step see both parts
         matrices = np.stack([transient - persistent, persistent], axis=1)
         matrices[0, 1] = 0.0  # what a job's steps share among all ops is in its pools
-        out = np.array([[_leading(m) for m in level] for level in matrices])
+        seen = np.stack([known, known_across], axis=1)
+        out = np.array(
+            [[_leading(m, k) for m, k in zip(*level, strict=True)]
+             for level in zip(matrices, seen, strict=True)]
+        )  # fmt: skip
         out = np.moveaxis(out, -1, 0)
         total = np.sum(out**2, axis=(1, 2), keepdims=True)
         return out / np.sqrt(np.maximum(total, 1.0))
@@ -251,8 +257,9 @@ def _exactly(at_least: dict) -> dict:
     return out
 
 
-def _solve(sums: dict, pairs: dict) -> np.ndarray:
-    """Least squares for the level matrices (level, kind, kind), weighted by numbers of pairs."""
+def _solve(sums: dict, pairs: dict) -> tuple[np.ndarray, np.ndarray]:
+    """Least squares for the level matrices (level, kind, kind), weighted by numbers of pairs; and which of
+    their entries any pair tells something about."""
     k = next(iter(sums.values())).shape[0]
     # relation (place, microbatch): which levels it shares
     shared = {
@@ -261,6 +268,7 @@ def _solve(sums: dict, pairs: dict) -> np.ndarray:
         for m in range(2)
     }
     out = np.zeros((len(LEVELS), k, k))
+    known = np.zeros((len(LEVELS), k, k), bool)
     for a in range(k):
         for b in range(k):
             rows = [key for key in shared if pairs[key][a, b] > 0.5]
@@ -272,7 +280,8 @@ def _solve(sums: dict, pairs: dict) -> np.ndarray:
             used = _separable(tuple(map(tuple, design.tolist())))
             solution = np.linalg.lstsq(weight * design[:, used], weight[:, 0] * mean, rcond=None)[0]
             out[used, a, b] = solution
-    return (out + np.swapaxes(out, 1, 2)) / 2
+            known[used, a, b] = True
+    return (out + np.swapaxes(out, 1, 2)) / 2, known
 
 
 @cache
@@ -286,13 +295,30 @@ def _separable(design: tuple[tuple[float, ...], ...]) -> list[int]:
     return used
 
 
-def _leading(matrix: np.ndarray) -> np.ndarray:
-    """The vector a whose outer product is nearest to a symmetric matrix (0 if that is negative)."""
-    values, vectors = np.linalg.eigh(matrix)
-    if values[-1] <= 0:
+def _leading(matrix: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """The vector a whose outer product is nearest to a symmetric matrix (0 if that is negative).
+
+    A kind of which no two ops share the level says nothing about its own entry on the diagonal: that takes
+    the kind's largest entry with another (Thurstone's estimate of a communality; iterating it would let
+    noise run to 1). Two kinds that never meet say nothing about theirs: it follows from a itself.
+    """
+    if not known.any():
         return np.zeros(matrix.shape[0])
-    a = np.sqrt(values[-1]) * vectors[:, -1]
-    return a if a.sum() >= 0 else -a
+    filled = np.where(known, matrix, 0.0)
+    diagonal = np.diag_indices_from(filled)
+    strongest = np.abs(filled - np.diag(filled[diagonal])).max(axis=1)
+    filled[diagonal] = np.where(known[diagonal], filled[diagonal], np.minimum(strongest, 1.0))
+    meet = known.copy()
+    meet[diagonal] = True
+    a = np.zeros(matrix.shape[0])
+    for _ in range(1 if meet.all() else ROUNDS):
+        values, vectors = np.linalg.eigh(filled)
+        if values[-1] <= 0:
+            return np.zeros(matrix.shape[0])
+        a = np.sqrt(values[-1]) * vectors[:, -1]
+        a = a if a.sum() >= 0 else -a
+        filled = np.where(meet, filled, np.outer(np.clip(a, -1, 1), np.clip(a, -1, 1)))
+    return a
 
 
 def _joint(a: np.ndarray, b: np.ndarray) -> np.ndarray:

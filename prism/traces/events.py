@@ -14,18 +14,21 @@ from prism import schema
 
 #: tails up to this share of the steps are searched for joint events
 LARGEST_EVENT = 0.12
-EVENT_LEVEL = 0.01
+#: of each trial: no one in 400 of the reference may be as dependent
+EVENT_LEVEL = 0.004
 #: where the tail lies apart, its size is given by that and not searched for: one trial, the usual level
 APART_LEVEL = 0.05
 MOSTLY = 0.6
 #: several tails are tried, and each trial is one more chance to be fooled: ask for a clear excess
 LEAST_EXCESS = 0.3
+#: series whose correlations the reference of a test simulates
+LARGEST_NULL = 16
 #: a tail lies apart from the rest if it is so many times as long
 APART = 2.0
 #: standard errors from which a class's score in struck steps is taken to differ
 CLEAR = 2.0
-#: a class whose ops correlate less than this has no step score to go with
-LEAST_SHARED = 0.02
+#: a class whose ops have less than this in common has no step score to go with
+LEAST_RELIABLE = 0.1
 #: an event keeps so much of its own score
 LARGEST_SHARE = 0.95
 
@@ -62,8 +65,9 @@ def find_events(
             _tail(u[ops], size, rng, apart=duration is not None and _apart(duration[ops], size))
             for size in _sizes(u[ops])
         ]
-        best = min(tested, key=lambda t: (t["p_value"], -t["tail_dependence"]))
-        excess = best["tail_dependence"] - best["gaussian_tail_dependence"]
+        # of the least p-values, which are often all the least that there is, the most steps that coincide
+        best = min(tested, key=lambda t: (t["p_value"], -t["size"] * _excess(t)))
+        excess = _excess(best)
         strikes = (
             best["p_value"] <= (APART_LEVEL if best["apart"] else EVENT_LEVEL)
             and best["tail_dependence"] > MOSTLY
@@ -79,6 +83,10 @@ def find_events(
                 p = 0.0
         rows[kind] = best | {"event_probability": p}
     return events, _tail_table(rows, n)
+
+
+def _excess(tail: Mapping[str, float]) -> float:
+    return tail["tail_dependence"] - tail["gaussian_tail_dependence"]
 
 
 def _sizes(u: np.ndarray) -> list[int]:
@@ -102,29 +110,20 @@ def _tail(
 ) -> dict[str, float]:
     """Tail dependence at the upper `size` of n steps, against series with Gaussian dependence.
 
-    The Gaussian correlation comes from all steps. An event inflates it, which makes the test conservative;
-    leaving the tail out would make the reference too weak, and invent events. A tail that lies apart from
-    the rest is no tail of one distribution: then the correlation is that of the rest, one standard error
-    added.
+    The reference has each pair's correlation over all steps. An event inflates these, which makes the test
+    conservative; leaving the tail out would make the reference too weak, and invent events. A tail that lies
+    apart from the rest is no tail of one distribution: then the correlations are those of the rest.
     """
-    m, n = u.shape
+    u = u[_spread_out(u.shape[0])]
+    n = u.shape[1]
     seen = _dependence(u > 1 - (size + 0.25) / n, size)
-    rank = np.argsort(np.argsort(u, axis=1), axis=1)
-    z = stats.norm.ppf((rank + 0.5) / n)
-    z /= z.std(axis=1, keepdims=True)
-    r = _correlation(z)
-    if apart:
-        rest = ~(u > 1 - (size + 0.25) / n).any(axis=0)
-        if rest.sum() >= 10:
-            inner = np.argsort(np.argsort(u[:, rest], axis=1), axis=1)
-            inner = stats.norm.ppf((inner + 0.5) / rest.sum())
-            r = _correlation(inner / inner.std(axis=1, keepdims=True))
-            r = min(r + 1 / np.sqrt(rest.sum() * min(m * (m - 1) / 2, 4)), 0.999)
+    rest = ~(u > 1 - (size + 0.25) / n).any(axis=0)
+    alike = _correlations(u[:, rest] if apart and rest.sum() >= 10 else u)
+    values, vectors = np.linalg.eigh(alike)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
     expected = np.empty(trials)
     for t in range(trials):
-        g = np.sqrt(r) * rng.standard_normal(n) + np.sqrt(1 - r) * rng.standard_normal(
-            (min(m, 16), n)
-        )
+        g = root @ rng.standard_normal((u.shape[0], n))
         top = g >= np.partition(g, n - size, axis=1)[:, n - size, None]
         expected[t] = _dependence(top, size)
     return {
@@ -134,6 +133,17 @@ def _tail(
         "gaussian_tail_dependence": float(expected.mean()),
         "p_value": float((1 + np.sum(expected >= seen)) / (trials + 1)),
     }
+
+
+def _spread_out(m: int) -> np.ndarray:
+    """So many of m series that their correlations can be simulated, evenly among them."""
+    return np.unique(np.linspace(0, m - 1, min(m, LARGEST_NULL)).round().astype(int))
+
+
+def _correlations(u: np.ndarray) -> np.ndarray:
+    """Correlations between the normal scores of series, (series, series)."""
+    rank = np.argsort(np.argsort(u, axis=1), axis=1)
+    return np.corrcoef(stats.norm.ppf((rank + 0.5) / u.shape[1]))
 
 
 def _correlation(z: np.ndarray) -> float:
@@ -147,8 +157,10 @@ def event_scores(
 ) -> dict[str, dict[str, float]]:
     """Loadings of events on the step scores of classes, where steps that are struck differ clearly.
 
-    A class's step score is estimated by the mean score of its ops, standardised over steps. If the event
-    has probability p and loads it by b, its mean in struck steps is ``b phi(z_p) / p``.
+    A class's step score is estimated by the mean score of its ops, standardised over steps; what these do
+    not have in common dilutes it, which is undone. If the event has probability p and loads the score by b,
+    its mean in struck steps is ``b phi(z_p) / p``. The event's own class is left out: going with it would
+    move its pools. On few struck steps only strong loadings are clear, and those come out too strong.
 
     Parameters
     ----------
@@ -160,21 +172,30 @@ def event_scores(
     out: dict[str, dict[str, float]] = {}
     for kind, (p, struck, _) in events.items():
         strength = stats.norm.pdf(stats.norm.isf(p)) / p
+        own = set(classes[kinds == kind].tolist())
         found = {}
-        for name in dict.fromkeys(map(str, classes)):
-            ops = (classes == name) & (kinds != kind)
-            mean = z[ops].mean(axis=0) if ops.any() else np.zeros(struck.size)
-            if np.ptp(mean) == 0 or _correlation_of(z[ops]) < LEAST_SHARED:
+        for name in [c for c in dict.fromkeys(map(str, classes)) if c not in own]:
+            ops = classes == name
+            mean = z[ops].mean(axis=0)
+            reliable = _reliability(z[ops])
+            if np.ptp(mean) == 0 or reliable < LEAST_RELIABLE:
                 continue
             shift = float(((mean - mean.mean()) / mean.std())[struck].mean())
             if abs(shift) * np.sqrt(struck.sum()) > CLEAR:
-                found[name] = shift / strength
+                found[name] = shift / (strength * np.sqrt(reliable))
         total = sum(b * b for b in found.values())
         if total > LARGEST_SHARE:
             found = {c: b * np.sqrt(LARGEST_SHARE / total) for c, b in found.items()}
         if found:
             out[kind] = {c: float(b) for c, b in found.items()}
     return out
+
+
+def _reliability(z: np.ndarray) -> float:
+    """Share of the variance of the mean of several series that they have in common, ``m r / (1 + (m - 1) r)``
+    with their mean correlation r (Spearman and Brown)."""
+    m, r = z.shape[0], _correlation_of(z)
+    return m * r / (1 + (m - 1) * r)
 
 
 def _correlation_of(z: np.ndarray) -> float:

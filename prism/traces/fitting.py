@@ -17,7 +17,7 @@ from prism.pools import DurationPool
 from prism.signature import PoolKey
 from prism.stats import crps
 from prism.traces.dependence import fit_coupling
-from prism.traces.gaps import EFFECTIVE, LEAST_SHIFT, WHOLE, add_gaps, gap_shifts
+from prism.traces.gaps import EFFECTIVE, WHOLE, add_gaps, kept_kinds
 from prism.traces.graph import build_graph
 from prism.traces.steps import check_ops, observe
 
@@ -194,8 +194,7 @@ def choose_gaps(dag: WorkloadDAG, observed: xr.Dataset, *, draws: int = 1000) ->
     -------
     dict of op kind to ``effective`` or ``whole``
     """
-    shifts = gap_shifts(dag, observed)
-    kept = sorted((k for k, v in shifts.items() if v > LEAST_SHIFT), key=lambda k: -shifts[k])
+    kept = list(kept_kinds(dag, observed))
     chosen = dict.fromkeys(kept, EFFECTIVE)
 
     def score(choice: Mapping[str, str]) -> float:

@@ -34,6 +34,8 @@ from prism.traces.steps import check_ops
 
 #: a kind of op whose gaps move the mean replay by less than this keeps none
 LEAST_SHIFT = 0.001
+#: and all that keep none together move it by so many times that at most
+GIVEN_UP = 5
 BEFORE = "gap before "
 EFFECTIVE, WHOLE = "effective", "whole"
 
@@ -76,9 +78,34 @@ def gap_shifts(dag: WorkloadDAG, observed: xr.Dataset) -> dict[str, float]:
     return shifts
 
 
-def kept_kinds(dag: WorkloadDAG, observed: xr.Dataset) -> list[str]:
-    """Kinds of op that keep their gaps, chosen on the steps that are given: never on those of a test."""
-    return [k for k, shift in gap_shifts(dag, observed).items() if shift > LEAST_SHIFT]
+def kept_kinds(dag: WorkloadDAG, observed: xr.Dataset) -> dict[str, float]:
+    """Kinds of op that keep their gaps, chosen on the steps that are given: never on those of a test.
+
+    Kinds are given up one after the other, the one that moves the replay least first, as long as the replay
+    without all that were given up stays within `LEAST_SHIFT` of the measured mean: gaps of several kinds at
+    once may hide each other, and none of them moves it alone.
+
+    Returns
+    -------
+    dict of op kind to float
+        The kinds that are kept, the one that moves the mean replay most by itself first, and how much.
+    """
+    gaps, duration = effective_gaps(dag, observed).T, observed["duration"].values.T
+    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
+    whole = propagate(dag, duration, gaps)[1].max(axis=0).mean()
+
+    def shift(kept: list[str]) -> float:
+        left = np.where(np.isin(kinds, kept)[:, None], gaps, 0.0)
+        return float(1 - propagate(dag, duration, left)[1].max(axis=0).mean() / whole)
+
+    alone = gap_shifts(dag, observed)
+    kept = [k for k in dict.fromkeys(kinds.tolist()) if gaps[kinds == k].any()]
+    for kind in sorted(kept, key=lambda k: alone[k]):
+        fewer = [k for k in kept if k != kind]
+        # what it adds to what others have already been given up for
+        if shift(fewer) - shift(kept) <= LEAST_SHIFT and shift(fewer) <= GIVEN_UP * LEAST_SHIFT:
+            kept = fewer
+    return {k: alone[k] for k in sorted(kept, key=lambda k: -alone[k])}
 
 
 def add_gaps(
@@ -100,6 +127,13 @@ def add_gaps(
     """
     if not kinds:
         return dag, observed
+    unknown = set(kinds) - {s.op for s in dag.signatures}
+    wrong = set(kinds.values()) - {EFFECTIVE, WHOLE}
+    if unknown or wrong:
+        raise ValueError(
+            f"gaps of {', '.join(sorted(unknown)) or ', '.join(sorted(wrong))}: give kinds of op of the graph, "
+            f"{EFFECTIVE} or {WHOLE}"
+        )
     kind = np.array([s.op for s in dag.signatures])[dag.signature]
     whole = np.isin(kind, [k for k, how in kinds.items() if how == WHOLE])
     kept = np.where(whole, observed["gap"].values, effective_gaps(dag, observed))

@@ -78,6 +78,8 @@ def check_ops(observed: xr.Dataset, dag: WorkloadDAG) -> None:
             f"the recording has {observed.sizes['op']} ops, the graph {dag.n_ops} x {dag.lanes} "
             "replicas; unroll the graph, or use that of the recording"
         )
+    for name in ("duration", "gap"):
+        schema.finite_durations(observed[name].values, f"the recording's {name}")
 
 
 def replay(observed: xr.Dataset, dag: WorkloadDAG, *, gaps: bool = True) -> xr.Dataset:
