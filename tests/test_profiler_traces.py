@@ -161,6 +161,42 @@ def test_pieces_do_not_matter(tmp_path, monkeypatch):
             assert again["name"].values.tolist() == whole["name"].values.tolist()
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_sends_and_receives_of_nccl_are_one_transfer_each(tmp_path, stages):
+    """A pipeline of forwards: each stage receives, computes 30 to 50, sends; a receive posted early waits."""
+    work = [30, 50, 40]
+    for rank in range(stages):
+        events = []
+        for s in range(3):
+            t = 1000 * s
+            events.append(step(s, t, 900))
+            ready = t + 10 + sum(work[:rank]) + 15 * rank
+            if rank:
+                said = {"Src Rank": rank - 1, "Process Group Ranks": f"[{rank - 1}, {rank}]"}
+                events += [launch(10 * s + 1, t + 2),
+                           collective(10 * s + 1, t + 5, ready - t - 5, [rank - 1, rank], "recv", **said)]  # fmt: skip
+            events += [launch(10 * s + 2, t + 4), kernel("forward", 10 * s + 2, ready, work[rank])]
+            if rank + 1 < stages:
+                said = {"Dst Rank": rank + 1, "Process Group Ranks": f"[{rank}, {rank + 1}]"}
+                events += [launch(10 * s + 3, t + 6),
+                           collective(10 * s + 3, ready + work[rank], 15, [rank, rank + 1], "send", **said)]  # fmt: skip
+        write(tmp_path, rank, events, world=stages)
+    trace = read_trace(tmp_path)
+    graph = build_graph(trace)
+    observed = observe(trace, graph)
+    links = [op for op in range(graph.dag.n_ops)
+             if graph.dag.signatures[graph.dag.signature[op]].role == "pp"]  # fmt: skip
+    assert len(links) == stages - 1
+    assert np.allclose(observed.duration[:, links], 15e-6)
+    longer = observed.copy(deep=True)
+    first = [op for op in range(graph.dag.n_ops) if graph.dag.rank[op] == 0
+             and graph.dag.signatures[graph.dag.signature[op]].op == "forward"]  # fmt: skip
+    longer["duration"][:, first] += 5e-3
+    moved = replay(longer, graph.dag, gaps=False).replayed
+    # all later stages wait for the first
+    assert np.all(moved > 5e-3 + sum(work[:stages]) * 1e-6)
+
+
 # refused
 
 
