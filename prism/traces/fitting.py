@@ -41,7 +41,7 @@ def fit_pools(
     dag : WorkloadDAG
     observed : Dataset of `observe`
     family : str
-        As in `prism.poolfit.fit`; ops whose samples have no spread stay empirical.
+        As in `prism.poolfit.fit`; ops whose samples have no spread, or are zero at times, stay empirical.
     min_samples : int
         A key with fewer samples gets no pool of its own, so that its ops borrow from the next
         coarser key. The fleet-wide pool of a signature is always there.
@@ -61,8 +61,9 @@ def fit_pools(
     for key, parts in samples.items():
         x = np.concatenate(parts)
         if x.size >= min_samples or key == key.fleet:
-            no_spread = x.size < 3 or np.ptp(x) == 0
-            fitted[key] = poolfit.fit(x, "empirical" if no_spread else family).pool
+            # gaps that are not always there have an atom at zero, which no family has
+            as_they_are = x.size < 3 or np.ptp(x) == 0 or x.min() <= 0
+            fitted[key] = poolfit.fit(x, "empirical" if as_they_are else family).pool
     return fitted
 
 
