@@ -220,7 +220,8 @@ class _Columns:
                 [a.external if a.external is not None else a.external_old for a in args]
             )
         if kind in (Kind.DEVICE, Kind.OP):
-            part["shape"] = _codes(self._shapes(args), code)
+            shapes = self._dims if kind == Kind.OP else self._shapes
+            part["shape"] = _codes(shapes(args), code)
         if kind in (Kind.DEVICE, Kind.CALL, Kind.SYNC):
             part["correlation"] = _integers([a.correlation for a in args])
         if kind == Kind.DEVICE:
@@ -231,7 +232,7 @@ class _Columns:
         elif kind == Kind.SYNC:
             part["stream"] = _integers([digits(a.stream) for a in args])
         self._facts(kind, args)
-        if kind == Kind.OP:
+        if kind == Kind.OP and not _PEERED.isdisjoint(map(_NAME, events)):
             self._peers(events, args)
         return part
 
@@ -242,6 +243,14 @@ class _Columns:
                 parts = bytes(a.inputs).decode().strip("[] ").split(",")
                 if len(parts) > 2 and (peer := digits(parts[2])) >= 0:
                     self._peer[i] = peer
+
+    def _dims(self, args: Sequence[Args]) -> list[str]:
+        """Input dims of CPU ops, as text without spaces."""
+        seen = self._squeezed
+        keys = [bytes(a.dims if a.dims is not ABSENT else a.dims_old) for a in args]
+        for key in set(keys) - seen.keys():
+            seen[key] = _squeezed(key)
+        return list(map(seen.__getitem__, keys))
 
     def _shapes(self, args: Sequence[Args]) -> list[str]:
         """Input dims, else grid and block, else bytes, as text without spaces."""
@@ -260,6 +269,8 @@ class _Columns:
 
     def _facts(self, kind: Kind, args: Sequence[Args]) -> None:
         if kind in (Kind.DEVICE, Kind.OP):
+            if not any(map(_COLLECTIVE, args)) and not any(map(_GROUP, args)):
+                return  # by far the most batches
             for i, a in enumerate(args, start=self._size):
                 if a.collective is not None or a.group_ranks is not None:
                     self._communication[i] = communication_of(a)
@@ -337,7 +348,8 @@ class _Columns:
 _NONE = Args()
 _COMPLETE = ("X", None)
 _TS, _DUR, _CAT, _NAME, _TID, _ARGS = map(attrgetter, ("ts", "dur", "cat", "name", "tid", "args"))
-_PEERED = ("c10d::send", "c10d::recv_")
+_COLLECTIVE, _GROUP = attrgetter("collective"), attrgetter("group_ranks")
+_PEERED = {"c10d::send", "c10d::recv_"}
 _SPOKEN = ("ProfilerStep", "gloo:", "c10d::")
 #: calls that neither give the device work nor wait for it
 _SILENT = re.compile(r"Query|GetAttrib|IsCapturing|Occupancy|PeekAt|INVALID|SetAttrib|GetLast|Priority|"
@@ -391,6 +403,8 @@ def _integers(values: list[int | None]) -> np.ndarray:
 
 def _needs_exact(times: list) -> bool:
     """Whether some time is a decimal that a float64 rounds by more than half a nanosecond."""
+    if not times or -EXACT_AS_FLOAT < min(times) <= max(times) < EXACT_AS_FLOAT:
+        return False
     return any(t.__class__ is float and not -EXACT_AS_FLOAT < t < EXACT_AS_FLOAT for t in times)
 
 
