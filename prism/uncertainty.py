@@ -92,8 +92,8 @@ def guarantee_with_fit(refits: xr.Dataset, confidence: float = 0.95) -> float:
     ``Q_confidence``, which keeps their skewness; and the error of a quantile read off n steps,
     ``Q(q + z sqrt(q (1 - q) / n))`` of the draws, which sees a jump beside q that few refits cross. On the
     planted process of the tests, 100 recordings of 60 steps, a bound asked for with 95 % confidence covered
-    p90 in 98 % and p95 in 99 %; with the first two alone in 84 % of 25. Steps
-    that are alike their neighbours are counted by their `effective_size`, which few steps tell badly: where
+    p90 in 98 % and p95 in 99 %; with the first two alone in 84 % of 25
+    (before the coupling of kinds that meet no other of their kind was mended). Steps that are alike their neighbours are counted by their `effective_size`, which few steps tell badly: where
     the machine drifts, the bound covers less.
 
     Parameters
@@ -164,7 +164,9 @@ def plan(refits: xr.Dataset, step_time, half_width: float, *, confidence: float 
 
     This is the first of two stages (Stein 1945): measure, refit, and take the width from the longer
     profile. A short profile knows nothing of what has not happened yet: where a rare event decides the
-    quantile, it promises too much.
+    quantile, it promises too much. On the planted process of the tests, planned from eight profiles of 60
+    steps, the scatter at the planned length was 0.56 to 1.03 times what was promised for p90 and 0.37 to 1.4
+    times for p95; without coupling, where p95 lies in a rare event, 0.8 to 2.5 times.
 
     Parameters
     ----------

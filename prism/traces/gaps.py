@@ -21,7 +21,7 @@ distribution can (`prism.traces.choose_gaps`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import xarray as xr
@@ -64,48 +64,49 @@ def gap_shifts(dag: WorkloadDAG, observed: xr.Dataset) -> dict[str, float]:
     -------
     dict of op kind to float >= 0
     """
-    gaps, duration = effective_gaps(dag, observed).T, observed["duration"].values.T
-    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
-    whole = propagate(dag, duration, gaps)[1].max(axis=0).mean()
-    shifts = {}
-    for kind in dict.fromkeys(kinds.tolist()):
-        own = kinds == kind
-        if not gaps[own].any():
-            shifts[kind] = 0.0
-            continue
-        without = np.where(own[:, None], 0.0, gaps)
-        shifts[kind] = float(1 - propagate(dag, duration, without)[1].max(axis=0).mean() / whole)
-    return shifts
+    shift, kinds = _replays(dag, observed)
+    return {kind: shift([k for k in kinds if k != kind]) for kind in kinds}
 
 
 def kept_kinds(dag: WorkloadDAG, observed: xr.Dataset) -> dict[str, float]:
     """Kinds of op that keep their gaps, chosen on the steps that are given: never on those of a test.
 
-    Kinds are given up one after the other, the one that moves the replay least first, as long as the replay
-    without all that were given up stays within `LEAST_SHIFT` of the measured mean: gaps of several kinds at
-    once may hide each other, and none of them moves it alone.
+    Kinds are given up one after the other, the one that moves the replay least first, if giving it up moves
+    the mean replay by no more than `LEAST_SHIFT`, and all that were given up by no more than `GIVEN_UP` times
+    that: gaps of several kinds at once may hide each other, and none of them moves it alone.
 
     Returns
     -------
     dict of op kind to float
         The kinds that are kept, the one that moves the mean replay most by itself first, and how much.
     """
+    shift, kinds = _replays(dag, observed)
+    alone = gap_shifts(dag, observed)
+    kept, now = kinds, 0.0
+    for kind in sorted(kinds, key=lambda k: alone[k]):
+        fewer = [k for k in kept if k != kind]
+        without = shift(fewer)
+        if without - now <= LEAST_SHIFT and without <= GIVEN_UP * LEAST_SHIFT:
+            kept, now = fewer, without
+    return {k: alone[k] for k in sorted(kept, key=lambda k: -alone[k])}
+
+
+def _replays(
+    dag: WorkloadDAG, observed: xr.Dataset
+) -> tuple[Callable[[list[str]], float], list[str]]:
+    """How much earlier the mean replay is if only some kinds keep their effective gaps, and all kinds."""
     gaps, duration = effective_gaps(dag, observed).T, observed["duration"].values.T
-    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
-    whole = propagate(dag, duration, gaps)[1].max(axis=0).mean()
+    kind = np.array([s.op for s in dag.signatures])[dag.signature]
+
+    def mean(gap: np.ndarray) -> float:
+        return float(propagate(dag, duration, gap)[1].max(axis=0).mean())
+
+    whole = mean(gaps)
 
     def shift(kept: list[str]) -> float:
-        left = np.where(np.isin(kinds, kept)[:, None], gaps, 0.0)
-        return float(1 - propagate(dag, duration, left)[1].max(axis=0).mean() / whole)
+        return 1 - mean(np.where(np.isin(kind, kept)[:, None], gaps, 0.0)) / whole if whole else 0.0
 
-    alone = gap_shifts(dag, observed)
-    kept = [k for k in dict.fromkeys(kinds.tolist()) if gaps[kinds == k].any()]
-    for kind in sorted(kept, key=lambda k: alone[k]):
-        fewer = [k for k in kept if k != kind]
-        # what it adds to what others have already been given up for
-        if shift(fewer) - shift(kept) <= LEAST_SHIFT and shift(fewer) <= GIVEN_UP * LEAST_SHIFT:
-            kept = fewer
-    return {k: alone[k] for k in sorted(kept, key=lambda k: -alone[k])}
+    return shift, list(dict.fromkeys(kind.tolist()))
 
 
 def add_gaps(
@@ -165,21 +166,32 @@ def remove_gaps(dag: WorkloadDAG) -> WorkloadDAG:
     kept = np.flatnonzero(~is_gap)
     new = np.full(dag.n_ops, -1)
     new[kept] = np.arange(kept.size)
-    preds, members = [], []
+    preds = []
     for op in kept:
         own = dag.pred[dag.pred_ptr[op] : dag.pred_ptr[op + 1]]
         through = [
             dag.pred[dag.pred_ptr[p] : dag.pred_ptr[p + 1]] if is_gap[p] else [p] for p in own
         ]
         preds.append(np.unique(new[np.concatenate(through).astype(int)]) if through else own)
-        members.append(dag.member[dag.member_ptr[op] : dag.member_ptr[op + 1]])
     used = np.unique(dag.signature[kept])
-    columns = {f: getattr(dag, f)[kept] for f in PER_OP}
-    columns["signature"] = np.searchsorted(used, columns["signature"]).astype(np.int32)
+    signature = np.searchsorted(used, dag.signature[kept]).astype(np.int32)
+    names = tuple(dag.signatures[i] for i in used)
+    return _with_ops(dag, kept, preds, names, signature=signature)
+
+
+def _with_ops(
+    dag: WorkloadDAG,
+    source: np.ndarray,
+    preds: list[np.ndarray],
+    signatures: tuple[Signature, ...],
+    **changed: np.ndarray,
+) -> WorkloadDAG:
+    """A graph whose ops are those of `source`, but for the columns that changed, and wait for `preds`."""
+    members = [dag.member[dag.member_ptr[op] : dag.member_ptr[op + 1]] for op in source]
     return dataclasses.replace(
         dag,
-        **columns,
-        signatures=tuple(dag.signatures[i] for i in used),
+        **({f: getattr(dag, f)[source] for f in PER_OP} | changed),
+        signatures=signatures,
         pred_ptr=pointers([p.size for p in preds]),
         pred=np.concatenate(preds).astype(np.int32),
         member_ptr=pointers([m.size for m in members]),
@@ -203,27 +215,13 @@ def insert_gaps(dag: WorkloadDAG, chosen: np.ndarray) -> WorkloadDAG:
     is_gap = np.zeros(n, bool)
     is_gap[new[chosen] - 1] = True
     signatures, signature = _signatures(dag, source, is_gap)
-    columns = {f: getattr(dag, f)[source] for f in PER_OP}
-    columns["signature"] = signature
-    columns["key"] = np.where(
-        is_gap, columns["key"] ^ np.uint64(stable_hash("gap")), columns["key"]
-    )
-    preds, members = [], []
-    for i in range(n):
-        op = source[i]
+    key = np.where(is_gap, dag.key[source] ^ np.uint64(stable_hash("gap")), dag.key[source])
+    preds = []
+    for i, op in enumerate(source):
         follows = i > 0 and is_gap[i - 1] and source[i - 1] == op
         own = dag.pred[dag.pred_ptr[op] : dag.pred_ptr[op + 1]]
         preds.append(np.array([i - 1]) if follows else new[own])
-        members.append(dag.member[dag.member_ptr[op] : dag.member_ptr[op + 1]])
-    return dataclasses.replace(
-        dag,
-        **columns,
-        signatures=signatures,
-        pred_ptr=pointers([p.size for p in preds]),
-        pred=np.concatenate(preds).astype(np.int32),
-        member_ptr=pointers([m.size for m in members]),
-        member=np.concatenate(members).astype(np.int32),
-    )
+    return _with_ops(dag, source, preds, signatures, signature=signature, key=key)
 
 
 def _signatures(dag: WorkloadDAG, source: np.ndarray, is_gap: np.ndarray):

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from itertools import compress
 from operator import attrgetter
 from pathlib import Path
@@ -33,11 +32,8 @@ from prism.traces.kinetofields import (
     ranks_of,
     stream_of,
 )
+from prism.traces.kinetonumbers import LONGEST_NS, exact_ns, float_ns, integers, needs_exact
 from prism.traces.records import TraceError
-
-#: microseconds up to which a float64 holds whole nanoseconds (its spacing there is 0.98 ns)
-EXACT_AS_FLOAT = 2.0**43
-LONGEST_NS = 1 << 61
 
 
 class Kind(enum.IntEnum):
@@ -137,7 +133,7 @@ class _Columns:
 
     def __init__(self, path: Path, *, exact: bool = False) -> None:
         self.path, self.exact, self.inexact = path, exact, False
-        self._nanoseconds: Callable = _exact_ns if exact else _float_ns
+        self._nanoseconds: Callable = exact_ns if exact else float_ns
         self._code: dict[str, int] = {"": 0}
         self._threads: dict[Any, int] = {}
         self._kind_of: dict[str | None, int] = {}
@@ -158,7 +154,7 @@ class _Columns:
                 events = [e for e in events if e.ts is not None and e.dur is not None]
                 self.lost["no time, or not a number"] += lost - len(events)
             start = list(map(_TS, events))
-            if not self.exact and _needs_exact(start):
+            if not self.exact and needs_exact(start):
                 self.inexact = True
                 return
             if events:
@@ -216,21 +212,21 @@ class _Columns:
             "external": nothing,
         }
         if kind != Kind.NOTE:
-            part["external"] = _integers(
+            part["external"] = integers(
                 [a.external if a.external is not None else a.external_old for a in args]
             )
         if kind in (Kind.DEVICE, Kind.OP):
             shapes = self._dims if kind == Kind.OP else self._shapes
             part["shape"] = _codes(shapes(args), code)
         if kind in (Kind.DEVICE, Kind.CALL, Kind.SYNC):
-            part["correlation"] = _integers([a.correlation for a in args])
+            part["correlation"] = integers([a.correlation for a in args])
         if kind == Kind.DEVICE:
             self._devices |= {(digits(a.stream), a.device) for a in args if a.device is not None}
-            part["stream"] = _integers(
+            part["stream"] = integers(
                 [stream_of(a.stream, e.tid) for a, e in zip(args, events, strict=True)]
             )
         elif kind == Kind.SYNC:
-            part["stream"] = _integers([digits(a.stream) for a in args])
+            part["stream"] = integers([digits(a.stream) for a in args])
         self._facts(kind, args)
         if kind == Kind.OP and not _PEERED.isdisjoint(map(_NAME, events)):
             self._peers(events, args)
@@ -389,41 +385,6 @@ def _whole(value: Any) -> int | None:
         return None if value is None or isinstance(value, bool) else int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _integers(values: list[int | None]) -> np.ndarray:
-    """int64; ids beyond it keep their low 63 bits, which still tells them apart."""
-    try:
-        return np.array([-1 if v is None else v for v in values], np.int64)
-    except OverflowError:
-        mask = (1 << 63) - 1
-        return np.array([-1 if v is None else v & mask if v > mask else max(v, -mask)
-                         for v in values], np.int64)  # fmt: skip
-
-
-def _needs_exact(times: list) -> bool:
-    """Whether some time is a decimal that a float64 rounds by more than half a nanosecond."""
-    if not times or -EXACT_AS_FLOAT < min(times) <= max(times) < EXACT_AS_FLOAT:
-        return False
-    return any(t.__class__ is float and not -EXACT_AS_FLOAT < t < EXACT_AS_FLOAT for t in times)
-
-
-def _float_ns(microseconds: list) -> np.ndarray:
-    x = np.array(microseconds, np.float64)
-    x = np.where(np.isfinite(x) & (np.abs(x) < LONGEST_NS / 1000), x, 2.0 * LONGEST_NS / 1000)
-    whole = np.floor(x)
-    return whole.astype(np.int64) * 1000 + np.rint((x - whole) * 1000).astype(np.int64)
-
-
-def _exact_ns(microseconds: list) -> np.ndarray:
-    def ns(t: Decimal) -> int:
-        try:
-            value = int((t * 1000).to_integral_value())
-        except (InvalidOperation, ValueError, OverflowError):
-            return 2 * LONGEST_NS - 1
-        return max(min(value, 2 * LONGEST_NS - 1), -2 * LONGEST_NS + 1)
-
-    return np.array([ns(t) for t in microseconds], np.int64)
 
 
 def _with_ranks(said: Communication, groups: dict[str, tuple[int, ...]]) -> Communication:

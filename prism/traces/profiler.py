@@ -151,7 +151,8 @@ def _joined(each: list[RankSteps], files: list[Path]) -> xr.Dataset:
     collectives.check_ends(each, found, length)
     notes = sum((r.notes for r in each), Counter())
     apart = sum(len(m.group) == 1 and (m.said.group_size or 1) > 1 for m in found)
-    notes["collectives whose members are not known: they hold the wait for each other"] = apart
+    if apart:
+        notes["collectives whose members are not known: they hold the wait for each other"] = apart
     if np.max(np.abs(skew), initial=0) > SKEW_WORTH_A_WORD:
         notes["largest correction of a rank's clock, us"] = int(np.max(np.abs(skew))) // 1000
     _tell(notes, len(each))
