@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from prism.architecture import Workload
+from prism.hardware import Gpu, Link, Topology
+from prism.schedules import SCHEDULES, Schedule
 from prism.specs import Spec, read_spec
+
+__all__ = [
+    "Context",
+    "Gpu",
+    "Link",
+    "Parallelism",
+    "StageTimes",
+    "Topology",
+    "Workload",
+    "read_context",
+]
 
 PerStage = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)]
 
 
-class Workload(Spec):
-    """One training step, as seconds of compute and bytes of communication.
+class StageTimes(Spec):
+    """One training step as seconds of compute and bytes of communication, for a model known by its times.
 
     Attributes
     ----------
@@ -37,81 +52,190 @@ class Workload(Spec):
 
 
 class Parallelism(Spec):
-    """Degrees of parallelism, microbatches per step and pipeline schedule."""
+    """Degrees of parallelism, microbatches of a step, pipeline schedule and what is kept or recomputed.
+
+    Attributes
+    ----------
+    dp, tp, pp, cp, ep : int
+        Data, tensor, pipeline, context and expert parallel. Expert parallelism takes its ranks from the
+        data- and context-parallel ones.
+    microbatches, microbatch_size : int
+        A step and replica; sequences in each.
+    schedule : str
+        One of `prism.schedules.SCHEDULES`.
+    chunks : int, optional
+        Virtual stages a rank, where the schedule has several; 2 then by default.
+    sequence_parallel : bool
+        Whether norms and residuals are split over tensor-parallel ranks too.
+    zero : {0, 1, 2, 3}
+        What replicas share out: nothing, optimizer state, gradients too, weights too (ZeRO, Rajbhandari et al.
+        2020; 3 is fully sharded data parallel).
+    shard : int, optional
+        Replicas among which they are shared out, all by default; fewer is hybrid sharding (HSDP).
+    recompute : {"none", "selective", "full"}
+        Nothing, attention scores, or whole layers in the backward (Korthikanti et al. 2022).
+    overlap_gradients : bool
+        Whether gradients are reduced layer by layer beside the last backward, or at its end.
+    fold_tp : bool
+        Whether tensor-parallel ranks, which do the same between two collectives, are one op that stands for
+        all of them, or written out.
+    """
 
     dp: PositiveInt = 1
+    tp: PositiveInt = 1
     pp: PositiveInt = 1
+    cp: PositiveInt = 1
+    ep: PositiveInt = 1
     microbatches: PositiveInt = 1
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    microbatch_size: PositiveInt = 1
+    schedule: str = "1f1b"
+    chunks: PositiveInt | None = None
+    sequence_parallel: bool = False
+    zero: Literal[0, 1, 2, 3] = 0
+    shard: PositiveInt | None = None
+    recompute: Literal["none", "selective", "full"] = "none"
+    overlap_gradients: bool = True
+    fold_tp: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Parallelism:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule: {self.schedule!r} is not one of {', '.join(SCHEDULES)}")
+        if self.lanes % self.ep:
+            fit = [e for e in range(1, self.lanes + 1) if self.lanes % e == 0]
+            raise ValueError(
+                f"ep {self.ep} does not divide dp x cp = {self.lanes}; {', '.join(map(str, fit[:12]))} do"
+            )
+        if self.shard is not None and (self.zero == 0 or self.lanes % self.shard):
+            raise ValueError(
+                f"shard {self.shard} needs zero 1, 2 or 3 and to divide dp x cp = {self.lanes}"
+            )
+        self.plan  # noqa: B018  an impossible schedule is refused here
+        return self
+
+    @property
+    def lanes(self) -> int:
+        """Ranks that hold the same weights: data- times context-parallel."""
+        return self.dp * self.cp
+
+    @cached_property
+    def plan(self) -> Schedule:
+        """The schedule's ops."""
+        sizes = {} if self.chunks is None else {"chunks": self.chunks}
+        return SCHEDULES[self.schedule](self.pp, self.microbatches, **sizes)
 
 
-class Link(Spec):
-    """A kind of link: `bandwidth` in byte/s, `latency` in s, `cv` of the transfer time."""
-
-    bandwidth: PositiveFloat
-    latency: NonNegativeFloat
-    cv: NonNegativeFloat = 0.0
-
-
-class Topology(Spec):
-    """Machines and what connects GPUs within and between them."""
-
-    nodes: PositiveInt
-    gpus_per_node: PositiveInt
-    intra_node: Link
-    inter_node: Link
+def _workload(given: Any) -> Any:
+    """Stage times or a model's shape, by what is there."""
+    if isinstance(given, dict):
+        return (StageTimes if "forward_s" in given else Workload).model_validate(given)
+    return given
 
 
 class Context(Spec):
     """Workload, parallelism and topology of one job.
 
-    Ranks are numbered with data parallelism fastest (``rank = stage * dp + replica``) and fill
-    nodes in order.
+    Ranks count tensor parallel fastest, then context, data and pipeline
+    (``rank = ((stage dp + replica) cp + part) tp + slice``), and fill nodes in order.
 
     Raises
     ------
     SpecError, pydantic.ValidationError
-        If the degrees do not multiply up to the GPUs, or stages have no times.
+        Degrees that do not multiply up to the GPUs, sizes that do not divide, each with what would do.
 
     Examples
     --------
-    >>> link = Link(bandwidth=1e11, latency=1e-6)
-    >>> Context(
-    ...     workload=Workload(name="tiny", forward_s=[0.1], backward_s=[0.2], optimizer_s=0.01,
-    ...                       activation_bytes=1e6, gradient_bytes=1e9),
-    ...     parallelism=Parallelism(dp=2),
-    ...     topology=Topology(nodes=1, gpus_per_node=2, intra_node=link, inter_node=link),
-    ... ).node_of_rank
-    (0, 0)
+    >>> ctx = Context(
+    ...     workload=Workload.preset("llama3-70b"),
+    ...     parallelism=Parallelism(dp=2, tp=8, pp=4, microbatches=8),
+    ...     topology=Topology.preset("dgx-h100", nodes=8),
+    ... )
+    >>> ctx.layers_of_stage
+    (20, 20, 20, 20)
     """
 
-    workload: Workload
+    workload: Annotated[StageTimes | Workload, BeforeValidator(_workload)]
     parallelism: Parallelism
     topology: Topology
 
     @model_validator(mode="after")
     def _consistent(self) -> Context:
-        p, t, w = self.parallelism, self.topology, self.workload
-        if p.dp * p.pp != t.nodes * t.gpus_per_node:
+        p, t = self.parallelism, self.topology
+        degrees = {"dp": p.dp, "tp": p.tp, "pp": p.pp, "cp": p.cp}
+        ranks = p.lanes * p.tp * p.pp
+        if ranks != t.gpus:
+            shown = " x ".join(f"{k} {v}" for k, v in degrees.items() if v > 1 or k in ("dp", "pp"))
             raise ValueError(
-                f"dp {p.dp} x pp {p.pp} = {p.dp * p.pp} ranks, but {t.nodes} nodes x "
-                f"{t.gpus_per_node} GPUs = {t.nodes * t.gpus_per_node}; make them equal"
+                f"{shown} = {ranks} ranks, but {t.nodes} nodes x {t.gpus_per_node} GPUs = {t.gpus}; "
+                "make them equal"
             )
-        for field in ("forward_s", "backward_s"):
-            n = len(getattr(w, field))
-            if n != p.pp:
-                raise ValueError(f"workload.{field} has {n} times for pp = {p.pp} stages")
+        if isinstance(self.workload, StageTimes):
+            self._check_times()
+        else:
+            self._check_shape()
         return self
+
+    def _check_times(self) -> None:
+        p = self.parallelism
+        if (p.tp, p.cp, p.ep) != (1, 1, 1):
+            raise ValueError(
+                "stage times know nothing of tp, cp and ep; give a model's shape instead"
+            )
+        if p.zero:
+            raise ValueError("stage times know nothing of zero; give a model's shape instead")
+        for field in ("forward_s", "backward_s"):
+            n = len(getattr(self.workload, field))
+            if n != p.plan.stages:
+                raise ValueError(f"workload.{field} has {n} times for pp = {p.plan.stages} stages")
+
+    def _check_shape(self) -> None:
+        w, p, t = self.workload, self.parallelism, self.topology
+        if t.gpu is None:
+            raise ValueError(
+                "topology.gpu is missing; a model's shape needs it (or a topology preset)"
+            )
+        for name, whole in (("heads", w.heads), ("ffn", w.ffn)):
+            if whole % p.tp:
+                fit = [n for n in (1, 2, 4, 8, 16, 32) if whole % n == 0]
+                raise ValueError(
+                    f"{name} {whole} does not divide by tp {p.tp}; {', '.join(map(str, fit))} do"
+                )
+        if w.sequence % p.cp:
+            raise ValueError(f"a sequence of {w.sequence} does not divide by cp {p.cp}")
+        if p.ep > 1 and w.experts % p.ep:
+            raise ValueError(f"{w.experts} experts do not divide by ep {p.ep}")
+        self.layers_of_stage  # noqa: B018
+        if p.tp > t.gpus_per_node and p.fold_tp:
+            raise ValueError(
+                f"tp {p.tp} spans nodes of {t.gpus_per_node} GPUs: set fold_tp to false, its ranks differ"
+            )
+
+    @property
+    def layers_of_stage(self) -> tuple[int, ...]:
+        """Layers of each virtual stage: all alike, or one less at both ends, where the embedding and the
+        output projection count as one each (Llama 3 report, section 3.3.2)."""
+        layers, stages = self.workload.layers, self.parallelism.plan.stages
+        if layers % stages == 0:
+            return (layers // stages,) * stages
+        if (layers + 2) % stages == 0 and stages > 1:
+            each = (layers + 2) // stages
+            return (each - 1, *(each,) * (stages - 2), each - 1)
+        fit = [s for s in range(1, layers + 3) if layers % s == 0 or (layers + 2) % s == 0]
+        near = sorted(sorted(fit, key=lambda s: abs(s - stages))[:6])
+        raise ValueError(
+            f"{layers} layers (or {layers + 2} with embedding and output) do not divide by {stages} virtual "
+            f"stages; {', '.join(map(str, near))} do"
+        )
 
     @property
     def node_of_rank(self) -> tuple[int, ...]:
         """Machine of each rank."""
-        size = self.topology.nodes * self.topology.gpus_per_node
-        return tuple(rank // self.topology.gpus_per_node for rank in range(size))
+        return tuple(rank // self.topology.gpus_per_node for rank in range(self.topology.gpus))
 
-    def rank(self, stage: int, replica: int) -> int:
-        """Rank of a pipeline stage in a data-parallel replica."""
-        return stage * self.parallelism.dp + replica
+    def rank(self, stage: int, lane: int = 0, tp: int = 0) -> int:
+        """Rank of a pipeline stage, of a data- and context-parallel lane, of a tensor-parallel slice."""
+        p = self.parallelism
+        return (stage * p.lanes + lane) * p.tp + tp
 
 
 def read_context(path: str | Path) -> Context:

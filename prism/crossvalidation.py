@@ -9,6 +9,8 @@ these still miss is drift and the noise of few steps, and no model is to blame f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import xarray as xr
 from scipy.stats import kstwo
@@ -18,8 +20,8 @@ from prism import schema, stats
 from prism.coupling import Coupling
 from prism.dag import WorkloadDAG
 from prism.montecarlo import simulate
-from prism.traces import MIN_STEPS, build_graph, choose_gaps, fit_model, observe
-from prism.validation import compare
+from prism.traces import MIN_STEPS, build_graph, choose_gaps, fit_model, observe, replay
+from prism.validation import QUANTILES, compare
 
 SCENARIOS = ("model", "independent", "means only", "resampled")
 LEVELS = (0.5, 0.8, 0.9)
@@ -60,6 +62,50 @@ def validate(
     return cross_validate(
         graph.dag, observed, folds=folds, draws=draws, block=block, seed=seed, progress=progress
     )
+
+
+def validate_each(traces: Mapping[str, xr.Dataset], **settings) -> xr.Dataset:
+    """`validate` of several traces with the same settings, side by side.
+
+    Parameters
+    ----------
+    traces : mapping of a name to Dataset of `prism.read_trace`
+    **settings
+        Of `validate`.
+
+    Returns
+    -------
+    Dataset
+        Of `validate`, along `trace`, and ``replay_error(trace, gaps)``: largest relative error of a replayed
+        step, with idle gaps and without. Where traces have different numbers of steps,
+        ``measured_time(trace, step)`` ends in NaN.
+    """
+    found = [_with_replay(trace, settings) for trace in traces.values()]
+    facts = {name: schema.provenance(f) for name, f in zip(traces, found, strict=True)}
+    rows = [f.assign_coords(step=np.arange(f.sizes["step"])) for f in found]
+    joined = xr.concat(rows, "trace", join="outer", combine_attrs="drop_conflicts")
+    synthetic = any(f.attrs["source"] == "synthetic" for f in found)
+    return schema.dataset(
+        {name: (v.dims, v.values) for name, v in joined.data_vars.items()},
+        coords={n: c.values for n, c in joined.coords.items()} | {"trace": list(traces)},
+        made_by="prism.crossvalidation.validate_each",
+        source="synthetic" if synthetic else "simulated",
+        seed=found[0].attrs["seed"],
+        provenance={"traces": facts},
+    )
+
+
+def _with_replay(trace: xr.Dataset, settings: dict) -> xr.Dataset:
+    nodes = settings.get("gpus_per_node", 8)
+    graph = build_graph(trace, gpus_per_node=nodes)
+    observed = observe(trace, graph)
+    worst = [
+        float(np.abs(replay(observed, graph.dag, gaps=g)["relative_error"]).max())
+        for g in (True, False)
+    ]
+    rest = {k: v for k, v in settings.items() if k != "gpus_per_node"}
+    found = cross_validate(graph.dag, observed, **rest)
+    return found.assign(replay_error=("gaps", worst)).assign_coords(gaps=["kept", "left out"])
 
 
 def cross_validate(
@@ -103,7 +149,8 @@ def cross_validate(
         measured side: ``relative_error(quantile)``, ``relative_error_mean``, ``std_error``. Every step is in
         the training set of all folds but one, and what folds miss cancels: these are nearly in sample, and
         resampled steps are right by construction. A fold's few steps have no p95 of their own to compare.
-        ``step_time(draw)``: the model of all steps, s. The provenance holds gaps, loadings and events of
+        ``step_time(draw)`` and ``independent_time(draw)``: the model of all steps, and its pools drawn
+        independently, beside ``measured_time(step)``, s. The provenance holds gaps, loadings and events of
         that model, and the number of folds with enough steps for a coupling.
 
     Raises
@@ -139,7 +186,7 @@ def cross_validate(
         "events": dict(whole.coupling.events),
         "event_scores": {k: dict(v) for k, v in whole.coupling.event_scores.items()},
     }
-    return _dataset(rows, inside["model"], observed, made, seed)
+    return _dataset(rows, inside, observed, made, seed)
 
 
 #: dimensions of figures that have more than one value a scenario
@@ -151,7 +198,7 @@ _DIMS = {
 }
 
 
-def _dataset(rows: list[dict], step_time: np.ndarray, observed: xr.Dataset, made: dict, seed: int):
+def _dataset(rows: list[dict], inside: dict, observed: xr.Dataset, made: dict, seed: int):
     def dims(name: str) -> tuple[str, ...]:
         usual = ("scenario", "ci_bound") if name.endswith("interval") else ("scenario",)
         return _DIMS.get(name, usual)
@@ -160,11 +207,14 @@ def _dataset(rows: list[dict], step_time: np.ndarray, observed: xr.Dataset, made
         {
             **{name: (dims(name), np.array([r[name] for r in rows])) for name in rows[0]},
             "ks_critical": ((), float(kstwo.ppf(0.95, made["steps"]))),
-            "step_time": ("draw", step_time),
+            "step_time": ("draw", inside["model"]),
+            "independent_time": ("draw", inside["independent"]),
+            "measured_time": ("step", observed["step_time"].values),
         },
         coords={
+            "step": observed["step"].values,
             "scenario": list(SCENARIOS),
-            "quantile": [0.05, 0.5, 0.95],
+            "quantile": list(QUANTILES),
             "level": list(LEVELS),
             "ci_bound": ["lower", "upper"],
         },
@@ -267,7 +317,7 @@ def _nothing() -> dict:
     return {
         "ks_distance": nan, "ks_noise_floor": nan, "crps": nan, "pinball": nan, "above_p95": nan,
         "fold_error_mean": nan,
-        "relative_error": [nan] * 3, "relative_error_interval": [[nan, nan]] * 3,
+        "relative_error": [nan] * len(QUANTILES), "relative_error_interval": [[nan, nan]] * len(QUANTILES),
         "relative_error_mean": nan, "relative_error_mean_interval": [nan, nan],
         "std_error": nan, "std_error_interval": [nan, nan],
         "coverage": [nan] * 3, "coverage_interval": [[nan, nan]] * 3,

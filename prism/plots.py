@@ -74,15 +74,42 @@ def step_times(ds: xr.Dataset, ax, *, marks=None):
     return label_source(ax, ds, f"{ds.sizes['draw']} draws")
 
 
-def comparison(distributions, ax, *, source: xr.Dataset, mean_only: float | None = None):
-    """Distribution functions of several arrays of step times, and the mean-only prediction."""
-    for label, values in distributions.items():
-        sns.ecdfplot(x=np.asarray(values), ax=ax, label=label)
-    if mean_only is not None:
-        ax.axvline(mean_only, color="0.4", linestyle="--", linewidth=0.9, label="means only")
+def comparison(ds: xr.Dataset, ax):
+    """Distribution functions: measured with its 95 % band, predicted, and drawn independently.
+
+    `ds` is of `prism.validate`. The band is that of Dvoretzky, Kiefer, Wolfowitz and Massart for independent
+    steps; serially correlated ones stray further.
+    """
+    measured = np.sort(ds["measured_time"].dropna("step").values)
+    share = np.arange(1, measured.size + 1) / measured.size
+    half = np.sqrt(np.log(2 / 0.05) / (2 * measured.size))
+    ax.fill_between(
+        measured, np.clip(share - half, 0, 1), np.clip(share + half, 0, 1),
+        step="post", color="C0", alpha=0.25, linewidth=0, label="measured, 95 % band",
+    )  # fmt: skip
+    ax.step(measured, share, where="post", color="C0", linewidth=0.8)
+    for i, (name, label) in enumerate(
+        (("step_time", "predicted"), ("independent_time", "independent")), start=1
+    ):
+        sns.ecdfplot(x=ds[name].values, ax=ax, color=f"C{i}", label=label)
     ax.set(xlabel="step time (s)", ylabel="share of steps")
     ax.legend(loc="lower right")
-    return label_source(ax, source)
+    where = f", {ds['trace'].item()}" if "trace" in ds.coords else ""
+    ax.set_title(f"measured and {ds.attrs['source']}{where}", loc="right", color="0.45", fontsize=6)
+    return ax
+
+
+def quantile_quantile(ds: xr.Dataset, ax):
+    """Measured over predicted quantiles, and where 95 % of them would lie if the prediction were right.
+
+    `ds` is of `prism.validation.quantile_quantile`.
+    """
+    x = ds["predicted"].values
+    ax.fill_between(x, *ds["band"].values.T, color="C1", alpha=0.25, linewidth=0)
+    ax.plot(x, x, color="C1", linewidth=0.6)
+    ax.plot(x, ds["measured"].values, ".", color="C0", markersize=1.5, markeredgewidth=0)
+    ax.set(xlabel="predicted (s)", ylabel="measured (s)")
+    return ax
 
 
 def increases(ds: xr.Dataset, ax):

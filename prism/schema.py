@@ -19,7 +19,7 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
-    " component level kind"
+    " component level kind trace gaps"
     # not observations but the arrays of a stored model
     " edge member site field pool base parameter sample_index replica grouping".split()
 )
@@ -30,6 +30,9 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "duration": ("s", "duration of the op without waiting for other ranks"),
     "gap": ("s", "idle time between the end of the last known dependency and the start"),
     "step_time": ("s", "time of one optimizer step"),
+    "independent_time": ("s", "step time if every op is drawn by itself"),
+    "measured_time": ("s", "measured step time"),
+    "replay_error": ("1", "largest relative error of a replayed step"),
     "replayed": ("s", "step time from the graph with the step's own durations"),
     "finish_time": ("s", "time at which the op ends, from the start of the step"),
     "exposed_time": ("s", "time on the longest path"),
@@ -93,6 +96,10 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "ks_distance": ("1", "Kolmogorov-Smirnov distance, sup of ECDF differences"),
     "ks_distance_interval": ("1", "interval of the KS distance"),
     "ks_noise_floor": ("1", "KS distance expected between two samples of this size"),
+    "anderson_darling": ("1", "two-sample Anderson-Darling statistic"),
+    "measured": ("s", "measured step time at the quantile"),
+    "predicted": ("s", "predicted step time at the quantile"),
+    "band": ("s", "pointwise interval of the measured quantile if the prediction is right"),
     "relative_error": ("1", "predicted / measured - 1"),
     "relative_error_mean": ("1", "mean predicted / mean measured - 1"),
     "relative_error_interval": ("1", "block bootstrap interval of relative_error"),

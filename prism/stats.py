@@ -124,6 +124,32 @@ def _ks_sorted(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.max(np.abs(below_x - below_y)))
 
 
+def anderson_darling(x, y) -> float:
+    """Two-sample Anderson-Darling statistic: squared gaps of the distribution functions, the more weight the
+    further out.
+
+    Eq. 7 of Scholz and Stephens (1987), ties at mid-rank. Two independent samples of one distribution show 1
+    on average, and over 2.49 in one case of twenty; serially correlated ones show more.
+
+    Examples
+    --------
+    >>> round(anderson_darling([1.0, 2.0, 5.0], [3.0, 4.0]), 2)
+    0.74
+    """
+    samples = _on_one_grid(independent(x), independent(y))
+    values, tied = np.unique(np.concatenate(samples), return_counts=True)
+    n = int(tied.sum())
+    if values.size == 1:
+        return 0.0
+    below = np.cumsum(tied) - tied / 2
+    total = 0.0
+    for own in samples:
+        count = np.bincount(np.searchsorted(values, own), minlength=values.size)
+        gap = n * (np.cumsum(count) - count / 2) - own.size * below
+        total += float(np.sum(tied / n * gap**2 / (below * (n - below) - n * tied / 4))) / own.size
+    return total * (n - 1) / n
+
+
 def ks_interval(x, y, *, confidence: float = 0.95, block: int = 1) -> tuple[float, float]:
     """Confidence interval of `ks_distance`, conservative.
 

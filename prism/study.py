@@ -46,13 +46,10 @@ class PoolsParams(Spec):
 
 
 class WorkloadParams(Spec):
-    """`path`: a trace, or the YAML of a context; for a trace the GPUs of a node, for a context the
-    made-up recording that stands in for measured steps."""
+    """`path`: a trace, or the YAML of a context; for a trace the GPUs of a node."""
 
     path: str
     gpus_per_node: PositiveInt
-    synthetic_steps: int = Field(ge=40)
-    synthetic_step_cv: NonNegativeFloat
 
 
 class MontecarloParams(Spec):
@@ -62,8 +59,11 @@ class MontecarloParams(Spec):
 
 
 class ValidationParams(Spec):
-    """Simulated steps, the length of bootstrap blocks of measured steps, and blocks left out in turn."""
+    """`path`: a trace, or a folder of several; simulated steps, the length of bootstrap blocks of measured
+    steps, and blocks left out in turn."""
 
+    path: str
+    gpus_per_node: PositiveInt
     draws: Draws
     block: PositiveInt
     folds: int = Field(ge=2)
@@ -167,21 +167,18 @@ def open_model(
             return traces.model_from_trace(trace, gpus_per_node=gpus_per_node)
 
 
-def open_observed(
-    name: str, model: StepModel, *, gpus_per_node: int = 8, steps: int = 40,
-    step_cv: float = 0.02, seed: int = 0,
-) -> xr.Dataset:  # fmt: skip
-    """Measured steps of the study: from a trace, from an earlier stage's ``.nc``, or, for a context
-    that nobody has run, a synthetic recording of `model` (`prism.workload.synthetic_steps`)."""
-    match Path(name).suffix:
-        case ".nc":
-            return _named(name, _read_dataset)
-        case ".yaml" | ".yml":
-            return workload.synthetic_steps(model, steps, step_cv=step_cv, seed=seed)
-        case _:
-            trace = _named(name, traces.read_trace)
-            graph = traces.build_graph(trace, gpus_per_node=gpus_per_node)
-            return traces.observe(trace, graph)
+def open_traces(name: str) -> dict[str, xr.Dataset]:
+    """Traces of the study by name: one, or one for each folder in a folder of folders."""
+
+    def read(file: Path) -> dict[str, xr.Dataset]:
+        inside = (
+            sorted(f for f in file.iterdir() if not f.name.startswith(".")) if file.is_dir() else []
+        )
+        if inside and all(f.is_dir() for f in inside):
+            return {f.name: traces.read_trace(f) for f in inside}
+        return {file.name: traces.read_trace(file)}
+
+    return _named(name, read)
 
 
 def save(

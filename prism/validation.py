@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import xarray as xr
+from scipy.stats import beta
 
 from prism import schema, stats
+from prism.tables import TableError, numbers, read_table
 
-QUANTILES = (0.05, 0.5, 0.95)
+QUANTILES = (0.05, 0.5, 0.95, 0.99)
+#: column of a table of step times -> seconds of its unit
+UNITS = {"step_time": 1.0, "step_time_s": 1.0, "step_time_ms": 1e-3, "step_time_us": 1e-6}
 
 
 class ValidationError(AssertionError):
@@ -31,7 +38,8 @@ def compare(
     Parameters
     ----------
     predicted : DataArray or array (draw,), seconds
-    measured : DataArray or array (step,), seconds, in order of time
+    measured : DataArray or array (step,), seconds, in order of time; or a path
+        Of a table, as `read_step_times` takes it.
     mean_only : float, optional
         Step time of the same graph with every op at its mean, seconds: the baseline of a
         deterministic simulator, compared in the same way.
@@ -52,12 +60,15 @@ def compare(
     -------
     Dataset
         Per `scenario` (``predicted``, and ``mean only`` where given), each with its interval:
-        ``ks_distance`` (`prism.stats.ks_interval`), ``relative_error(quantile)`` of p5, p50 and p95
+        ``ks_distance`` (`prism.stats.ks_interval`), ``anderson_darling`` (`prism.stats.anderson_darling`, no
+        interval; NaN for a constant), ``relative_error(quantile)`` of p5, p50, p95 and p99
         (predicted / measured - 1) and ``relative_error_mean`` (block bootstrap of the measured steps),
         ``coverage`` (Clopper-Pearson on the effective number of steps). ``ks_noise_floor``: the median
         KS distance that a perfect model would show; NaN for a constant.
     """
-    y = stats.independent(measured)
+    y = stats.independent(
+        read_step_times(measured) if isinstance(measured, str | Path) else measured
+    )
     rows = {"predicted": stats.independent(predicted)}
     if mean_only is not None:
         rows["mean only"] = np.array([float(mean_only)])
@@ -88,6 +99,82 @@ def compare(
     )
 
 
+def read_step_times(path: str | Path) -> np.ndarray:
+    """Measured step times from a table, in its order.
+
+    Parameters
+    ----------
+    path : path
+        CSV or parquet with a column ``step_time_s`` (or ``step_time``, ``step_time_ms``,
+        ``step_time_us``), other columns left aside; or a CSV of one column of seconds, with or without a header.
+
+    Returns
+    -------
+    ndarray (step,), seconds
+
+    Raises
+    ------
+    TableError
+        No such column or several, cells that are no positive times.
+    """
+    path = Path(path)
+    table = read_table(path)
+    named = [c for c in table.columns if str(c).strip().lower() in UNITS]
+    if len(table.columns) == 1 and not named:
+        (only,) = table.columns
+        table = table.rename(columns={only: "step_time"})
+        first = pd.to_numeric(pd.Series([only]), errors="coerce")
+        if first.notna().all():  # no header: its first line was a step
+            table = pd.concat([pd.DataFrame({"step_time": first}), table], ignore_index=True)
+        named = ["step_time"]
+    if len(named) != 1:
+        raise TableError(
+            f"{path}: needs one column of step times ({', '.join(UNITS)}), has {', '.join(map(str, table.columns))}"
+        )
+    times = numbers(table, named[0], path, least=0.0) * UNITS[str(named[0]).strip().lower()]
+    if not (times > 0).all():
+        raise TableError(f"{path}: a step of 0 s is no step (data row {int(np.argmin(times)) + 1})")
+    return times
+
+
+def quantile_quantile(predicted, measured, *, confidence: float = 0.95) -> xr.Dataset:
+    """Measured quantiles beside the predicted ones, and where they would lie if the prediction were right.
+
+    The i-th smallest of n independent values with distribution F has ``F(y) ~ Beta(i, n - i + 1)``; the band
+    is the predicted quantile at the ends of that law's central interval. It holds for each point by
+    itself; steps that follow each other alike stray further.
+
+    Parameters
+    ----------
+    predicted : DataArray or array (draw,), seconds
+    measured : DataArray or array (step,), seconds
+    confidence : float
+
+    Returns
+    -------
+    Dataset
+        ``measured(quantile)``, ``predicted(quantile)`` and ``band(quantile, ci_bound)``, seconds, at the
+        quantiles ``(i - 1/2) / n``.
+    """
+    x, y = stats.independent(predicted), np.sort(stats.independent(measured))
+    n = y.size
+    i = np.arange(1, n + 1)
+    level = (i - 0.5) / n
+    tail = (1 - confidence) / 2
+    band = [np.quantile(x, beta.ppf(p, i, n - i + 1)) for p in (tail, 1 - tail)]
+    return schema.dataset(
+        {
+            "measured": ("quantile", y),
+            "predicted": ("quantile", np.quantile(x, level)),
+            "band": (("quantile", "ci_bound"), np.transpose(band)),
+        },
+        coords={"quantile": level, "ci_bound": ["lower", "upper"]},
+        made_by="prism.validation.quantile_quantile",
+        source="simulated",
+        provenance={"confidence": confidence, "steps": n},
+    )
+
+
 def _compare_one(
     x: np.ndarray, y: np.ndarray, q: float, confidence: float, block: int, resamples: int, seed: int
 ) -> dict[str, object]:
@@ -109,6 +196,7 @@ def _compare_one(
         "ks_distance": stats.ks_distance(x, y),
         "ks_distance_interval": stats.ks_interval(x, y, confidence=confidence, block=block),
         "ks_noise_floor": stats.ks_noise_floor(x.size, y.size) if x.size > 1 else np.nan,
+        "anderson_darling": stats.anderson_darling(x, y) if x.size > 1 else np.nan,
         "relative_error": error[:-1],
         "relative_error_interval": intervals[:-1],
         "relative_error_mean": error[-1],

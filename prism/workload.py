@@ -1,32 +1,38 @@
-"""From a context to a step model: the graph of its schedule, analytic means, a fleet's spread."""
+"""From a context to a step model: the graph of its schedule, analytic means, a measured spread."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 import xarray as xr
 
+from prism import analytic, schema, stepparts
 from prism import fleet as _fleet
-from prism import schema
-from prism.context import Context, Link
+from prism.context import Context, StageTimes
 from prism.dag import WorkloadDAG
 from prism.dagbuilder import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import propagate, sample_durations
 from prism.pools import DurationPool, Fixed, LogNormal, Scaled
-from prism.schedules import SCHEDULES
+from prism.schedules import Op
 from prism.signature import PoolKey, Signature, stable_hash
+from prism.stepparts import BACKWARD, FORWARD, OPTIMIZER, Part
 
-FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
-NAME = {"F": FORWARD, "BW": BACKWARD}
+__all__ = [
+    "BACKWARD", "FORWARD", "OPTIMIZER", "analytic_pools", "build_dag", "model_from_context", "synthetic_steps",
+]  # fmt: skip
 
 
 def build_dag(ctx: Context) -> WorkloadDAG:
-    """The graph of one step: a pipeline schedule, gradients reduced across replicas.
+    """The graph of one step: a pipeline schedule, what its ops consist of, gradients reduced across replicas.
 
-    A template: one replica is written out, data parallelism is its number of replicas, and the
-    gradient reductions join them. A transfer between stages is an op on its link that neither side
-    waits in: the sender goes on, the receiver needs it. After its last backward a stage reduces its
-    gradients over its replicas, then each rank runs the optimizer.
+    A template: one pipeline is written out, data and context parallelism are its lanes, and their
+    collectives join groups of lanes. Tensor-parallel ranks are one op of their width, or written out
+    (`prism.context.Parallelism.fold_tp`). A transfer between stages is an op on its link that neither side
+    waits in: the sender goes on, the receiver needs it. Two ops of a schedule that run side by side share the
+    GPU by turns, while either one's collectives run beside the other's compute.
 
     Parameters
     ----------
@@ -35,71 +41,36 @@ def build_dag(ctx: Context) -> WorkloadDAG:
     Returns
     -------
     WorkloadDAG
-        Rank s of the template is pipeline stage s; replica r of it is rank ``ctx.rank(s, r)``.
+        Rank ``stage x slices + slice`` of the template is a pipeline stage's tensor-parallel slice (one slice
+        if they are folded); lane r of it is rank ``ctx.rank(stage, r, slice)``.
     """
-    p = ctx.parallelism
-    builder = DagBuilder(replicas=p.dp)
-    orders = SCHEDULES[p.schedule](p.pp, p.microbatches)
-    compute = _pipeline(builder, orders)
-    _transfers(builder, ctx, compute)
-    for stage, order in enumerate(orders):
-        kind, microbatch = order[-1]
-        end = compute[kind, stage, microbatch]
-        if p.dp > 1:
-            nodes = {ctx.node_of_rank[ctx.rank(stage, r)] for r in range(p.dp)}
-            reduce = Signature("all_reduce", f"stage {stage}", "", "dp", _scope(len(nodes) > 1))
-            end = builder.add(reduce, [stage], stage=stage, joins="all", after=[end])
-        builder.add(Signature(OPTIMIZER), [stage], stage=stage, after=[end])
-    ranks = [[ctx.rank(s, r) for r in range(p.dp)] for s in range(p.pp)]
-    return builder.build(np.array(ctx.node_of_rank)[ranks])
+    return _Step(ctx).dag
 
 
-def _pipeline(builder: DagBuilder, orders: list) -> dict[tuple[str, int, int], int]:
-    """Compute ops, each stage in the order of its schedule: (kind, stage, microbatch) -> op."""
-    compute = {}
-    for stage, order in enumerate(orders):
-        before: list[int] = []
-        for kind, microbatch in order:
-            op = builder.add(
-                Signature(NAME[kind], f"stage {stage}"),
-                [stage],
-                stage=stage,
-                microbatch=microbatch,
-                position=microbatch,
-                after=before,
-            )
-            before = [op]
-            compute[kind, stage, microbatch] = op
-    # a microbatch goes back where it went forth, also where the schedule alone would allow less
-    for (kind, stage, microbatch), op in compute.items():
-        if kind == "BW":
-            builder.wait(op, [compute["F", stage, microbatch]])
-    return compute
+def analytic_pools(
+    ctx: Context,
+    *,
+    variability: xr.Dataset | DurationPool | None = None,
+    kernel: str | None = None,
+    communication: DurationPool | None = None,
+) -> dict[PoolKey, DurationPool]:
+    """Pools with analytic means and a measured shape, for every op of a context's graph.
 
+    Parameters
+    ----------
+    ctx : Context
+    variability : Dataset of `read_fleet` or DurationPool with mean 1, optional
+        How compute varies around its mean. None: it does not.
+    kernel : str, optional
+        Which kernel of the fleet stands for compute; its first if not given.
+    communication : DurationPool with mean 1, optional
+        How transfers vary; LogNormal with the link's cv if not given.
 
-def _transfers(builder: DagBuilder, ctx: Context, compute: dict) -> None:
-    p = ctx.parallelism
-    for kind, step in (("F", 1), ("BW", -1)):
-        for stage in range(p.pp):
-            peer = stage + step
-            if not 0 <= peer < p.pp:
-                continue
-            link = f"stage {stage}->{peer}"
-            crosses = any(
-                ctx.node_of_rank[ctx.rank(stage, r)] != ctx.node_of_rank[ctx.rank(peer, r)]
-                for r in range(p.dp)
-            )
-            signature = Signature("send-recv", link, "", "pp", _scope(crosses))
-            for m in range(p.microbatches):
-                sent = builder.add(
-                    signature, [stage, peer], site=link, microbatch=m, position=m,
-                    after=[compute[kind, stage, m]],
-                )  # fmt: skip
-                builder.wait(compute[kind, peer, m], [sent])
-
-
-def _scope(crosses_nodes: bool) -> str:
-    return "inter_node" if crosses_nodes else "intra_node"
+    Returns
+    -------
+    dict of PoolKey to DurationPool
+    """
+    return _pools(_Step(ctx), variability, kernel, communication)
 
 
 def model_from_context(
@@ -107,53 +78,234 @@ def model_from_context(
     *,
     variability: xr.Dataset | DurationPool | None = None,
     kernel: str | None = None,
+    communication: DurationPool | None = None,
 ) -> StepModel:
-    """Analytic means, spread from a fleet.
-
-    Compute: the context's mean times the relative durations of a fleet kernel. Transfers:
-    ``latency + bytes / bandwidth``; all-reduce over n ranks as a ring:
-    ``2 (n - 1) (latency + bytes / (n bandwidth))`` (Patarasuk and Yuan 2009); both LogNormal with the
-    link's cv.
+    """Analytic means (`prism.analytic`), spread from a fleet.
 
     Parameters
     ----------
-    ctx : Context
-    variability : Dataset of `read_fleet` or DurationPool with mean 1, optional
-        None: compute does not vary.
-    kernel : str, optional
-        Which kernel of the fleet stands for compute; its first if not given.
+    ctx, variability, kernel, communication
+        As in `analytic_pools`.
 
     Returns
     -------
     StepModel
         Source ``synthetic``: nobody measured this job.
+
+    Raises
+    ------
+    prism.analytic.MemoryShortage
+        If the job does not fit on its GPUs.
     """
+    if not isinstance(ctx.workload, StageTimes):
+        analytic.check_memory(ctx)
+    step = _Step(ctx)
+    return StepModel(step.dag, _pools(step, variability, kernel, communication), source="synthetic")
+
+
+def _pools(step: _Step, variability, kernel, communication) -> dict[PoolKey, DurationPool]:
     if isinstance(variability, xr.Dataset):
         variability = _fleet.relative_pool(variability, kernel)
-    dag = build_dag(ctx)
-    pools = {}
-    for signature in dag.signatures:
-        mean, cv = _analytic(ctx, signature)
-        if signature.role == "compute":
-            pool = Scaled(variability, mean) if variability is not None else Fixed(mean)
+    pools: dict[PoolKey, DurationPool] = {}
+    for signature, part in step.parts.items():
+        shape = variability
+        if not part.is_compute:
+            shape = communication
+            if shape is None and part.cv > 0:
+                shape = LogNormal.from_moments(1.0, part.cv)
+        varies = shape is not None and part.seconds > 0
+        pools[PoolKey(signature)] = Scaled(shape, part.seconds) if varies else Fixed(part.seconds)
+    return pools
+
+
+class _Step:
+    """Builds the graph, and remembers the mean of every signature."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx, p = ctx, ctx.parallelism
+        self.plan = p.plan
+        self.slices = 1 if p.fold_tp else p.tp
+        self.width = p.tp if p.fold_tp else 1
+        leaders = {
+            name: _leaders(groups, p.lanes) for name, groups in stepparts.groups(ctx).items()
+        }
+        self.builder = DagBuilder(replicas=p.lanes, groups=leaders)
+        self.parts: dict[Signature, Part] = {}
+        self._cache: dict[tuple[str, int], list[Part]] = {}
+        #: (kind, flow, stage, microbatch) -> ops of each slice that finish it
+        self.done: dict[tuple, list[list[int]]] = {}
+        #: pipeline rank -> ops of each slice that the next one there waits for
+        self.front: list[list[list[int]]] = [[[] for _ in range(self.slices)] for _ in range(p.pp)]
+        self.sent: dict[tuple, list[int]] = {}
+        #: gradients on their way: pipeline rank -> ops of each slice
+        self.reduced: list[list[list[int]]] = [
+            [[] for _ in range(self.slices)] for _ in range(p.pp)
+        ]
+        self.last_backward = self._last_backwards()
+        for rank, places in self.plan.slots():
+            self._slot(rank, [self.plan.ranks[rank][i] for i in places])
+        for rank in range(p.pp):
+            self._finish(rank)
+        nodes = np.array(ctx.node_of_rank)
+        ranks = [
+            [ctx.rank(s, lane, t) for lane in range(p.lanes)]
+            for s in range(p.pp)
+            for t in range(self.slices)
+        ]
+        self.dag = self.builder.build(nodes[ranks])
+
+    def _last_backwards(self) -> set[Op]:
+        """The last op that adds to the gradients of each virtual stage (of both flows, where there are two)."""
+        last: dict[tuple[int, int], Op] = {}
+        for rank, _, op in self.plan.ops():
+            if op.kind in ("W", "BW"):
+                last[rank, op.stage] = op
+        return set(last.values())
+
+    def _template_rank(self, rank: int, t: int) -> int:
+        return rank * self.slices + t
+
+    def _parts(self, op: Op) -> list[Part]:
+        key = (op.kind, op.stage)
+        if key not in self._cache:
+            self._cache[key] = stepparts.parts(self.ctx, *key)
+        return self._cache[key]
+
+    def _slot(self, rank: int, ops: list[Op]) -> None:
+        """One op of the schedule, or two side by side."""
+        start = [list(before) for before in self.front[rank]]
+        for op in ops:
+            for t, arrived in enumerate(self._arrivals(rank, op)):
+                start[t] += arrived
+        at = [start] * len(ops)  # where each op has got to
+        gpu = [[] for _ in range(self.slices)]  # compute takes turns
+        for turn in zip_longest(*map(self._parts, ops)):
+            for i, part in enumerate(turn):
+                if part is None:
+                    continue
+                after = at[i]
+                if part.is_compute and len(ops) > 1:
+                    after = [a + g for a, g in zip(after, gpu, strict=True)]
+                at[i] = self._add(rank, part, after, ops[i].microbatch)
+                if part.is_compute:
+                    gpu = at[i]
+                    if ops[i] in self.last_backward and part.layer >= 0:
+                        self._layer_is_done(rank, ops[i], part, at[i])
+        end = [[o for own in at for o in own[t]] for t in range(self.slices)]
+        self.front[rank] = end
+        for op in ops:
+            self.done[op.kind, op.flow, op.stage, op.microbatch] = end
+
+    def _arrivals(self, rank: int, op: Op) -> list[list[int]]:
+        """Ops of each slice that an op waits for beside what its rank did before."""
+        needed: list[tuple[tuple, int]] = []
+        stages = self.plan.stages
+        if op.kind == "F" and op.stage > 0:
+            needed.append((("F",), op.stage - 1))
+        if op.kind in ("B", "BW"):
+            needed.append((("F",), op.stage))
+            if op.stage < stages - 1:
+                needed.append((("B", "BW"), op.stage + 1))
+        out: list[list[int]] = [[] for _ in range(self.slices)]
+        for kinds, stage in needed:
+            key = next(
+                k for kind in kinds if (k := (kind, op.flow, stage, op.microbatch)) in self.done
+            )
+            source = self.plan.placement[op.flow][stage]
+            for t in range(self.slices):
+                produced = self.done[key][t]
+                out[t] += (
+                    produced if source == rank else [self._send(key, source, rank, t, produced)]
+                )
+        return out
+
+    def _send(self, key: tuple, source: int, target: int, t: int, produced: list[int]) -> int:
+        part = self._cache.setdefault(("send", source, target), [])
+        if not part:
+            part.append(stepparts.transfer(self.ctx, source, target))
+        self.parts[part[0].signature] = part[0]
+        link = part[0].signature.shape
+        return self.builder.add(
+            part[0].signature,
+            [self._template_rank(source, t), self._template_rank(target, t)],
+            site=link,
+            microbatch=key[3],
+            position=key[3],
+            after=produced,
+        )
+
+    def _add(
+        self, rank: int, part: Part, after: Sequence[list[int]], microbatch: int = -1
+    ) -> list[list[int]]:
+        """A part on every slice of a pipeline rank; what each slice waits for from then on."""
+        self.parts.setdefault(part.signature, part)
+        own = [self._template_rank(rank, t) for t in range(self.slices)]
+        shared = {"stage": rank, "microbatch": microbatch, "position": microbatch}
+        if part.signature.role == "tp":
+            op = self.builder.add(
+                part.signature, own, after=[a for aa in after for a in aa], **shared
+            )
+            return [[op]] * self.slices
+        width = self.width if part.is_compute else 1
+        joins = part.joins or None
+        return [
+            [self.builder.add(part.signature, [r], after=a, width=width, joins=joins, **shared)]
+            for r, a in zip(own, after, strict=True)
+        ]
+
+    def _layer_is_done(self, rank: int, op: Op, part: Part, at: list[list[int]]) -> None:
+        """Reduce a layer's gradients when its last ones are there, if that may run beside the backward."""
+        attention = part.signature.op.startswith("attention") and "forward" not in part.signature.op
+        if self.ctx.parallelism.overlap_gradients and attention:
+            self._reduce(rank, stepparts.layer_gradients(self.ctx, part.layer), at)
+
+    def _reduce(self, rank: int, parts: list[Part], after: Sequence[list[int]]) -> None:
+        for part in parts:
+            # one stream: collectives of gradients follow each other
+            waits = [a + r for a, r in zip(after, self.reduced[rank], strict=True)]
+            self.reduced[rank] = self._add(rank, part, waits)
+
+    def _finish(self, rank: int) -> None:
+        """What is left of the gradients, the optimizer, and weights that are gathered after it."""
+        ctx, p = self.ctx, self.ctx.parallelism
+        end = self.front[rank]
+        if isinstance(ctx.workload, StageTimes):
+            if p.dp > 1:
+                self._reduce(rank, [self._times_reduce(rank)], end)
+            seconds, weights = ctx.workload.optimizer_s, 0.0
+            optimizer = Part(Signature(OPTIMIZER), seconds)
         else:
-            pool = LogNormal.from_moments(mean, cv) if cv > 0 else Fixed(mean)
-        pools[PoolKey(signature)] = pool
-    return StepModel(dag, pools, source="synthetic")
+            held = [s for flow in self.plan.placement for s, r in enumerate(flow) if r == rank]
+            if not p.overlap_gradients:
+                for stage in held:
+                    for layer in range(ctx.layers_of_stage[stage]):
+                        self._reduce(rank, stepparts.layer_gradients(ctx, layer), end)
+            self._reduce(rank, stepparts.end_gradients(ctx, held), end)
+            weights = sum(analytic.stage_parameters(ctx, s) for s in held)
+            seconds = analytic.optimizer_seconds(ctx, weights)
+            optimizer = Part(Signature(OPTIMIZER, f"{seconds:.6g} s"), seconds)
+        at = self._add(
+            rank, optimizer, [a + r for a, r in zip(end, self.reduced[rank], strict=True)]
+        )
+        for part in stepparts.updated_weights(ctx, weights) if weights else []:
+            at = self._add(rank, part, at)
+
+    def _times_reduce(self, rank: int) -> Part:
+        ctx = self.ctx
+        r = analytic.route(
+            ctx.topology, [ctx.rank(rank, lane) for lane in range(ctx.parallelism.lanes)]
+        )
+        scope = "inter_node" if r.inter_node else "intra_node"
+        seconds = analytic.all_reduce(r, ctx.workload.gradient_bytes)
+        return Part(Signature("all_reduce", f"stage {rank}", "", "dp", scope), seconds, r.cv, "all")
 
 
-def _analytic(ctx: Context, signature: Signature) -> tuple[float, float]:
-    """Mean (s) and cv of an op; the cv of compute comes from the fleet."""
-    w, n = ctx.workload, ctx.parallelism.dp
-    if signature.op == OPTIMIZER:
-        return w.optimizer_s, 0.0
-    if signature.role == "compute":
-        times = w.forward_s if signature.op == FORWARD else w.backward_s
-        return times[int(signature.shape.split()[1])], 0.0
-    link: Link = getattr(ctx.topology, signature.scope)
-    if signature.role == "pp":
-        return link.latency + w.activation_bytes / link.bandwidth, link.cv
-    return 2 * (n - 1) * (link.latency + w.gradient_bytes / (n * link.bandwidth)), link.cv
+def _leaders(groups: list[list[int]], lanes: int) -> np.ndarray:
+    """For each lane the lowest of its group."""
+    out = np.empty(lanes, int)
+    for group in groups:
+        out[group] = min(group)
+    return out
 
 
 def synthetic_steps(

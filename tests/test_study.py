@@ -70,8 +70,8 @@ def test_wrong_parameters_are_refused_in_one_line(folder, change, message):
 
 
 def test_parameters_are_yaml_1_2(folder):
-    edit(folder, "synthetic_step_cv: 0.01", "synthetic_step_cv: 1e-2")
-    assert study.read_params().workload.synthetic_step_cv == 0.01
+    edit(folder, "at: 0.95", "at: 95e-2")
+    assert study.read_params().hot_node.at == 0.95
 
 
 def example():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
+from scipy import stats as scipy_stats
 from statistical import assert_share_close
 
 import prism
-from prism import crossvalidation, schema, validation, workload
+from prism import crossvalidation, schema, stats, validation, workload
 from prism.context import read_context
 from prism.crossvalidation import cross_validate
 from prism.dagbuilder import DagBuilder
@@ -15,8 +18,15 @@ from prism.model import StepModel
 from prism.montecarlo import propagate, simulate
 from prism.pools import LogNormal
 from prism.signature import Signature
+from prism.tables import TableError
 from prism.traces import build_graph, fit_model, fit_pools, observe
-from prism.validation import ValidationError, compare, require
+from prism.validation import (
+    ValidationError,
+    compare,
+    quantile_quantile,
+    read_step_times,
+    require,
+)
 
 
 def test_same_distribution_passes_and_a_shifted_one_fails_negative_control():
@@ -233,3 +243,69 @@ def test_the_pools_of_the_other_trace_fail_negative_control(real, prism_data):
     wrong = compare(real["ST"].step_time, observed.step_time, block=4)
     with pytest.raises(validation.ValidationError, match=r"KS distance 1\.000 is over 0\.300"):
         validation.require(wrong, ks=0.3, p95_error=0.05)
+
+
+def test_anderson_darling_against_scipy():
+    """Scipy standardises the statistic by a factor that depends on the sizes alone."""
+    rng = np.random.default_rng(5)
+    pairs = [(rng.normal(0, 1, 40), rng.normal(d, s, 25)) for d, s in ((0, 1), (0.5, 1), (0, 3))]
+    pairs.append((np.round(pairs[1][0]), np.round(pairs[1][1])))  # ties
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # p-values beyond its table; a changed default
+        theirs = [scipy_stats.anderson_ksamp([x, y]).statistic for x, y in pairs]
+    ours = [stats.anderson_darling(x, y) - 1 for x, y in pairs]
+    np.testing.assert_allclose(np.array(ours) / ours[1], np.array(theirs) / theirs[1], rtol=1e-9)
+
+
+def test_anderson_darling_of_one_distribution_against_theory():
+    rng = np.random.default_rng(6)
+    found = [stats.anderson_darling(rng.random(60), rng.random(400)) for _ in range(800)]
+    assert np.mean(found) == pytest.approx(1.0, abs=4.5 * np.std(found) / np.sqrt(800))
+    assert_share_close(int(np.sum(np.array(found) > 2.492)), 800, 0.05)
+
+
+def test_quantile_bands_hold_what_they_say():
+    """Each band holds its measured quantile at its rate if the prediction is right, and not if it is wrong."""
+    rng = np.random.default_rng(7)
+    predicted = rng.gamma(4.0, 1.0, 40_000)
+    inside = np.zeros(50)
+    for _ in range(400):
+        found = quantile_quantile(predicted, rng.gamma(4.0, 1.0, 50))
+        low, high = found.band.values.T
+        inside += (found.measured.values >= low) & (found.measured.values <= high)
+    assert np.all(np.abs(inside / 400 - 0.95) < 4.5 * np.sqrt(0.0475 / 400))
+    wrong = quantile_quantile(predicted, rng.gamma(4.0, 1.3, 50))
+    low, high = wrong.band.values.T
+    assert np.mean((wrong.measured.values > high) | (wrong.measured.values < low)) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("step_time_s\n1.5\n2.5\n", [1.5, 2.5]),
+        ("iteration,step_time_ms,loss\n1,1500,3.2\n2,2500,3.1\n", [1.5, 2.5]),
+        ("1.5\n2.5\n", [1.5, 2.5]),
+        ("seconds\n1.5\n2.5\n", [1.5, 2.5]),
+    ],
+)
+def test_a_plain_table_of_step_times_is_enough(tmp_path, text, seconds):
+    file = tmp_path / "steps.csv"
+    file.write_text(text)
+    np.testing.assert_allclose(read_step_times(file), seconds)
+    assert compare(np.linspace(1, 3, 200), file).provenance.count('"steps": 2') == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "needs one column of step times .*has a, b"),
+        ("step_time_s\n1.0\nfast\n", "step_time_s must be a number"),
+        ("step_time_s\n1.0\n0\n", "a step of 0 s is no step .data row 2"),
+        ("step_time_s,step_time_ms\n1.0,1000\n", "needs one column"),
+    ],
+)
+def test_a_table_without_step_times_is_refused(tmp_path, text, message):
+    file = tmp_path / "steps.csv"
+    file.write_text(text)
+    with pytest.raises(TableError, match=message):
+        compare([1.0, 2.0], file)

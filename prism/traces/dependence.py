@@ -66,6 +66,7 @@ def fit_coupling(
     *,
     blocks: int = 10,
     seed: int = 0,
+    ops: np.ndarray | None = None,
 ) -> CouplingFit:
     """Fit loadings and joint events to measured steps.
 
@@ -81,6 +82,8 @@ def fit_coupling(
         Blocks of consecutive steps for the jackknife.
     seed : int
         Of the simulation that tests for events.
+    ops : bool ndarray (op,), optional
+        Ops that are looked at, all by default.
 
     Returns
     -------
@@ -99,7 +102,11 @@ def fit_coupling(
         )
     pool = _pool_of_op(dag, pools)
     duration = observed["duration"].values.T
-    u, varies = _probabilities(duration, pool), np.ptp(duration, axis=1) > 0
+    varies = np.ptp(duration, axis=1) > 0
+    if ops is not None:
+        pool = np.where(ops, pool, pool.max() + 1)
+        varies &= ops
+    u = _probabilities(duration, pool)
     kinds = np.array([s.op for s in dag.signatures])[dag.signature]
     classes = np.array([op_class(s) for s in dag.signatures])[dag.signature]
     events, tails = find_events(u, kinds, varies, seed, duration)
@@ -108,13 +115,13 @@ def fit_coupling(
     z = _standardised(z, pool)
     fitted: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(classes):
-        ops = np.flatnonzero((classes == name) & varies)
-        if ops.size:
-            fitted |= _fit_class(dag, ops, kinds[ops], z[ops], known[ops], blocks)
+        own = np.flatnonzero((classes == name) & varies)
+        if own.size:
+            fitted |= _fit_class(dag, own, kinds[own], z[own], known[own], blocks)
     coupling = Coupling(
         {k: _loadings(a, se) for k, (a, se) in fitted.items()},
         {k: p for k, (p, _, _) in events.items()},
-        event_scores(z, classes, kinds, events),
+        event_scores(z[varies], classes[varies], kinds[varies], events),
     )
     return CouplingFit(coupling, _shares(fitted, observed), tails)
 
@@ -142,7 +149,8 @@ def _standardised(z: np.ndarray, pool: np.ndarray) -> np.ndarray:
     """Scores with mean square 1 in each pool (n mid-ranks have a little less); 0 where an event struck."""
     known = np.isfinite(z)
     z = np.where(known, z, 0.0)
-    square = np.bincount(pool, np.sum(z**2, axis=1)) / np.bincount(pool, known.sum(axis=1))
+    square = np.bincount(pool, np.sum(z**2, axis=1))
+    square /= np.maximum(np.bincount(pool, known.sum(axis=1)), 1)
     return z / np.sqrt(np.where(square > 0, square, 1.0))[pool, None]
 
 

@@ -33,6 +33,7 @@ def fit_pools(
     *,
     family: str = "empirical",
     min_samples: int = MIN_SAMPLES,
+    ops: np.ndarray | None = None,
 ) -> dict[PoolKey, DurationPool]:
     """A pool per (signature, site, position), and the coarser pools that small ones borrow from.
 
@@ -45,6 +46,8 @@ def fit_pools(
     min_samples : int
         A key with fewer samples gets no pool of its own, so that its ops borrow from the next
         coarser key. The fleet-wide pool of a signature is always there.
+    ops : bool ndarray (op,), optional
+        Ops whose samples are used, all by default; signatures of no such op get no pool.
 
     Returns
     -------
@@ -54,6 +57,8 @@ def fit_pools(
     duration = observed["duration"].values.T
     samples: dict[PoolKey, list[np.ndarray]] = defaultdict(list)
     for op, index in enumerate(dag.pool_key_of_op):
+        if ops is not None and not ops[op]:
+            continue
         key = dag.pool_keys[index]
         for k in {key, *key.parents()}:
             samples[k].append(duration[op])

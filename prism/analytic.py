@@ -1,0 +1,294 @@
+"""How long things take if nothing varies: compute by roofline, communication by latency and bandwidth.
+
+A matrix product of f FLOP takes ``(f + half) / (matmul peak)``, an element-wise kernel
+``bytes / (memory bandwidth)``, each with the efficiency of `prism.hardware.Efficiency`. Collectives move
+``(n - 1) / n`` of their bytes through the narrowest link of a ring (twice in an all-reduce), or go up and down a
+tree where that is faster (Thakur et al. 2005; Sanders et al. 2009). What layers hold is counted as in
+Korthikanti et al. (2022), generalised to grouped keys, gated feed-forwards and experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prism.architecture import Workload
+from prism.context import Context, Parallelism
+from prism.hardware import Topology
+
+#: bytes of a 16-bit number
+HALF = 2
+#: bytes that Adam reads and writes for each weight: two moments and a master copy in 32 bits, read and
+#: written, a 32-bit gradient read, a 16-bit weight written
+ADAM_TRAFFIC = 30
+#: bytes an attention score takes through memory where it is not kept in registers: written by the product, read and
+#: written by softmax and by dropout, its mask, read by the next product
+SCORE_TRAFFIC = 11
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a GPU does between two collectives.
+
+    Attributes
+    ----------
+    products : tuple of float
+        FLOP of each matrix product.
+    scores : tuple of float
+        FLOP of products of attention scores, which have no weights.
+    traffic : float
+        Bytes of element-wise kernels.
+    """
+
+    products: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
+    traffic: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.products + other.products, self.scores + other.scores, self.traffic + other.traffic
+        )
+
+    def seconds(self, topology: Topology) -> float:
+        """By roofline, kernel after kernel."""
+        gpu, e = topology.gpu, topology.efficiency
+        flops = self.products + self.scores
+        matrix = sum(f + e.matmul_half for f in flops) / (e.matmul * gpu.peak_flops)
+        return matrix + self.traffic / (e.memory * gpu.memory_bandwidth)
+
+    @property
+    def backward_input(self) -> Work:
+        """Gradients to the input: a product for each product, two and a half for each of scores that are
+        computed anew (Dao et al. 2022) or two, element-wise kernels twice over."""
+        return Work(self.products, tuple(2.5 * f for f in self.scores), 2 * self.traffic)
+
+    @property
+    def backward_weights(self) -> Work:
+        """Gradients to the weights: a product for each product."""
+        return Work(self.products)
+
+
+def attention_scores(w: Workload, p: Parallelism) -> Work:
+    """Products of queries with keys and of scores with values, and what lies between."""
+    pairs = p.microbatch_size * w.sequence**2 / p.cp
+    heads = w.heads / p.tp
+    # masked scores are skipped by flash attention and computed by the rest
+    flops = 4 * pairs * heads * w.width * (0.5 if w.flash_attention else 1.0)
+    traffic = 0.0 if w.flash_attention else SCORE_TRAFFIC * pairs * heads
+    scores = (flops,) if w.flash_attention else (flops / 2, flops / 2)
+    return Work((), scores, traffic)
+
+
+def attention(w: Workload, p: Parallelism) -> Work:
+    """One layer's attention on one rank, forwards."""
+    tokens = p.microbatch_size * w.sequence / p.cp
+    project = 2 * tokens * w.hidden * w.width / p.tp
+    products = (project * (w.heads + 2 * w.keys), project * w.heads)
+    return Work(products) + attention_scores(w, p) + _norm_and_residual(w, p)
+
+
+def feed_forward(w: Workload, p: Parallelism) -> Work:
+    """One layer's feed-forward on one rank, forwards; tokens are spread evenly over experts."""
+    tokens = p.microbatch_size * w.sequence / p.cp * w.experts_per_token
+    one = 2 * tokens * w.hidden * w.ffn / p.tp
+    activation = tokens * w.ffn / p.tp * HALF * (3 if w.gated else 2)
+    products = (one * (2 if w.gated else 1), one)
+    if w.experts > 1:
+        here = w.experts // p.ep
+        products = tuple(f / here for f in products for _ in range(here))
+    return Work(products, (), activation) + _norm_and_residual(w, p)
+
+
+def _norm_and_residual(w: Workload, p: Parallelism) -> Work:
+    elements = p.microbatch_size * w.sequence / p.cp * w.hidden
+    split = p.tp if p.sequence_parallel else 1
+    # a norm reads and writes; dropout and residual read two, write one and a mask of bytes
+    return Work((), (), elements / split * (2 * HALF + 3 * HALF + 1))
+
+
+def embedding(w: Workload, p: Parallelism) -> Work:
+    """Rows looked up and written."""
+    return Work((), (), p.microbatch_size * w.sequence / p.cp * w.hidden * 2 * HALF)
+
+
+def head(w: Workload, p: Parallelism) -> Work:
+    """Output projection and loss, whose scores are 32-bit."""
+    tokens = p.microbatch_size * w.sequence / p.cp
+    return Work((2 * tokens * w.hidden * w.vocab / p.tp,), (), tokens * w.vocab / p.tp * 3 * 4)
+
+
+def optimizer_seconds(ctx: Context, stage_parameters: float) -> float:
+    """Adam over the weights that a rank keeps the state of."""
+    t, p = ctx.topology, ctx.parallelism
+    share = (p.shard or p.lanes) if p.zero else 1
+    return ADAM_TRAFFIC * stage_parameters / share / (t.efficiency.memory * t.gpu.memory_bandwidth)
+
+
+# communication
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a process group goes through: ranks, latency of a step (s), bandwidth a GPU has (byte/s), whether it
+    leaves the node, and how much it varies."""
+
+    size: int
+    latency: float
+    bandwidth: float
+    inter_node: bool
+    cv: float
+
+
+def route(topology: Topology, ranks: Sequence[int], *, ring: bool = True) -> Route:
+    """Route of a group of ranks.
+
+    Parameters
+    ----------
+    ring : bool
+        Whether the ranks of a node take turns at its network, so that a ring has all that they have, or all
+        of them send at once.
+    """
+    t = topology
+    per_node = Counter(r // t.gpus_per_node for r in ranks)
+    n, nodes = len(ranks), len(per_node)
+    reached = t.efficiency.network
+    if nodes == 1:
+        return Route(
+            n, t.intra_node.latency, reached * t.intra_node.bandwidth, False, t.intra_node.cv
+        )
+    share = t.inter_node.bandwidth * min(
+        1.0, (t.nics_per_node or t.gpus_per_node) / t.gpus_per_node
+    )
+    width = share * (min(per_node.values()) if ring else 1)
+    pods = len({node // t.nodes_per_pod for node in per_node}) if t.nodes_per_pod else 1
+    one_rail = t.rails and len({r % t.gpus_per_node for r in ranks}) == 1
+    if pods > 1 and not one_rail:
+        width /= t.oversubscription
+    latency = (nodes * t.inter_node.latency + (n - nodes) * t.intra_node.latency) / n
+    if not ring:
+        latency = t.inter_node.latency
+    return Route(n, latency, reached * min(width, t.intra_node.bandwidth), True, t.inter_node.cv)
+
+
+def all_reduce(r: Route, size: float) -> float:
+    """Seconds to add up `size` bytes over a group; ring or tree, whichever is faster."""
+    n = r.size
+    if n == 1:
+        return 0.0
+    ring = 2 * (n - 1) * (r.latency + size / (n * r.bandwidth))
+    tree = 2 * math.ceil(math.log2(n)) * r.latency + 2 * size / r.bandwidth
+    return min(ring, tree)
+
+
+def all_gather(r: Route, size: float) -> float:
+    """Seconds until everyone of a group has all `size` bytes; a reduce-scatter takes the same."""
+    return (r.size - 1) * (r.latency + size / (r.size * r.bandwidth))
+
+
+def all_to_all(r: Route, size: float) -> float:
+    """Seconds for everyone to send `size` bytes, an equal part to each."""
+    return (r.size - 1) * (r.latency + size / (r.size * r.bandwidth))
+
+
+def send(r: Route, size: float) -> float:
+    """Seconds for `size` bytes from one rank to another."""
+    return r.latency + size / r.bandwidth
+
+
+# memory
+
+
+def memory_bytes(ctx: Context) -> list[float]:
+    """Bytes on a GPU of each pipeline rank: weights, gradients, optimizer state and kept activations."""
+    w, p = ctx.workload, ctx.parallelism
+    per_weight = _bytes_per_weight(p)
+    out = []
+    peaks = p.plan.peak_activations()
+    for rank in range(p.pp):
+        stages = [s for flow in p.plan.placement for s, r in enumerate(flow) if r == rank]
+        weights = sum(stage_parameters(ctx, s) for s in stages)
+        layers = [ctx.layers_of_stage[s] for s in stages]
+        kept = peaks[rank] * max(layers) * activation_bytes(w, p)
+        out.append(weights * per_weight + kept)
+    return out
+
+
+def _bytes_per_weight(p: Parallelism) -> float:
+    share = p.shard or p.lanes
+    weights, gradients, state = 2.0, 4.0, 12.0
+    state /= share if p.zero >= 1 else 1
+    gradients /= share if p.zero >= 2 else 1
+    weights /= share if p.zero >= 3 else 1
+    return weights + gradients + state
+
+
+def stage_parameters(ctx: Context, stage: int) -> float:
+    """Weights of a virtual stage on one rank."""
+    w, p = ctx.workload, ctx.parallelism
+    experts = w.experts / p.ep if w.experts > 1 else 1
+    layer = w.attention_parameters + experts * w.feed_forward_parameters
+    total = ctx.layers_of_stage[stage] * layer
+    if stage == 0:
+        total += w.embedding_parameters
+    if stage == p.plan.stages - 1 and (stage > 0 or not w.tied_embeddings):
+        total += w.embedding_parameters
+    return total / p.tp
+
+
+def activation_bytes(w: Workload, p: Parallelism) -> float:
+    """Bytes that one layer keeps of one microbatch until its backward (Korthikanti et al. 2022, eq. 2)."""
+    elements = p.microbatch_size * w.sequence / p.cp * w.hidden
+    if p.recompute == "full":
+        return elements * HALF / (p.tp if p.sequence_parallel else 1)
+    queries, keys, wide = (
+        w.heads * w.width / w.hidden,
+        w.keys * w.width / w.hidden,
+        w.ffn / w.hidden,
+    )
+    feed = HALF * wide * (3 if w.gated else 2) * w.experts_per_token
+    split = HALF * (2 * queries + 2 * keys) + feed
+    whole = 4 * HALF + 2  # two norms' inputs, two blocks' inputs, two masks of bytes
+    scores = 0.0
+    if not w.flash_attention and p.recompute == "none":
+        scores = 5 * w.heads * w.sequence / w.hidden
+    whole /= p.tp if p.sequence_parallel else 1
+    return elements * (whole + (split + scores) / p.tp)
+
+
+class MemoryShortage(ValueError):
+    """A job that does not fit on its GPUs."""
+
+
+def check_memory(ctx: Context) -> list[float]:
+    """Memory of each pipeline rank, bytes.
+
+    Raises
+    ------
+    MemoryShortage
+        By how much it does not fit, and which single change would make it.
+    """
+    used = memory_bytes(ctx)
+    room = ctx.topology.gpu.memory
+    if max(used) <= room:
+        return used
+    p, worst = ctx.parallelism, max(range(len(used)), key=used.__getitem__)
+    trials = {f"recompute: {r}": {"recompute": r} for r in ("selective", "full")}
+    trials |= {f"zero: {z}": {"zero": z} for z in (1, 2, 3) if z > p.zero}
+    trials |= {"sequence_parallel: true": {"sequence_parallel": True}}
+    would = [
+        name
+        for name, change in trials.items()
+        if max(memory_bytes(ctx.model_copy(update={"parallelism": p.model_copy(update=change)})))
+        <= room
+    ]
+    raise MemoryShortage(
+        f"does not fit: stage {worst} needs {used[worst] / 1e9:.1f} GB of {room / 1e9:.1f} GB on a "
+        f"{ctx.topology.gpu.name}, {(used[worst] - room) / 1e9:.1f} GB too much; "
+        + (
+            f"{' or '.join(would)} would do"
+            if would
+            else "more tp or pp, or smaller microbatches, are needed"
+        )
+    )

@@ -1,0 +1,284 @@
+"""What one op of a pipeline schedule consists of: compute and collectives in order, with their mean times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prism import analytic
+from prism.analytic import Work
+from prism.context import Context, StageTimes
+from prism.signature import Signature
+
+FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
+#: name of an op's compute, by kind
+NAMES = {"F": "forward", "BW": "backward", "B": "input-grad", "W": "weight-grad"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Compute of one rank, or one collective.
+
+    Attributes
+    ----------
+    signature : Signature
+    seconds : float
+        Mean.
+    cv : float
+        Of a transfer time; compute varies as the fleet does.
+    joins : str
+        For a collective over lanes, which groups of them meet; empty for compute and tensor parallel.
+    layer : int
+        Layer of its stage that it belongs to, -1 for what has none.
+    """
+
+    signature: Signature
+    seconds: float
+    cv: float = 0.0
+    joins: str = ""
+    layer: int = -1
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether one rank does it alone."""
+        return self.signature.role == "compute"
+
+
+def groups(ctx: Context) -> dict[str, list[list[int]]]:
+    """Groups of lanes that meet in collectives, by name; lanes count context parallel fastest."""
+    p = ctx.parallelism
+    lanes = list(range(p.lanes))
+
+    def runs(size: int) -> list[list[int]]:
+        return [lanes[i : i + size] for i in range(0, p.lanes, size)]
+
+    def combs(size: int) -> list[list[int]]:
+        return [lanes[i::size] for i in range(size)]
+
+    shard = p.shard or p.lanes
+    return {
+        "all": [lanes],
+        "cp": runs(p.cp),
+        "ep": runs(p.ep),
+        "experts": combs(p.ep),
+        "shard": runs(shard),
+        "replicate": combs(shard),
+    }
+
+
+def ranks_of(ctx: Context, joins: str, stage: int = 0) -> list[int]:
+    """Ranks of the first group of its name on a pipeline stage."""
+    return [ctx.rank(stage, lane) for lane in groups(ctx)[joins][0]]
+
+
+def collective(ctx: Context, op: str, joins: str, size: float, layer: int = -1) -> Part:
+    """A collective over lanes: `op` is ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``."""
+    r = analytic.route(ctx.topology, ranks_of(ctx, joins), ring=op != "all-to-all")
+    role = {"cp": "cp", "ep": "ep"}.get(joins, "dp")
+    name = f"{joins}-{op}" if role != "dp" else op
+    return Part(_comm(name, role, size, r), _seconds(op, r, size), r.cv, joins, layer)
+
+
+def tensor_parallel(ctx: Context, size: float, layer: int) -> list[Part]:
+    """What tensor-parallel ranks exchange after a block: an all-reduce, or with sequence parallelism a
+    reduce-scatter and an all-gather, which are one op here."""
+    p = ctx.parallelism
+    if p.tp == 1:
+        return []
+    r = analytic.route(ctx.topology, [ctx.rank(0, 0, t) for t in range(p.tp)])
+    if p.sequence_parallel:
+        seconds, name = 2 * analytic.all_gather(r, size), "tp-reduce-scatter-all-gather"
+    else:
+        seconds, name = analytic.all_reduce(r, size), "tp-all-reduce"
+    return [Part(_comm(name, "tp", size, r), seconds, r.cv, layer=layer)]
+
+
+def transfer(ctx: Context, source: int, target: int) -> Part:
+    """Activations or gradients from one pipeline rank to another, slice by slice (Narayanan et al. 2021,
+    section 4.1); without sequence parallelism slices are put together on the other side."""
+    p, w = ctx.parallelism, ctx.workload
+    if isinstance(w, StageTimes):
+        size, slices = w.activation_bytes, 1
+    else:
+        size, slices = _activations(ctx), p.tp
+    # between the worst pair of lanes
+    pairs = [[ctx.rank(source, lane), ctx.rank(target, lane)] for lane in range(p.lanes)]
+    r = max(
+        (analytic.route(ctx.topology, pair, ring=False) for pair in pairs),
+        key=lambda r: r.inter_node,
+    )
+    seconds = analytic.send(r, size / slices)
+    if slices > 1 and not p.sequence_parallel:
+        within = analytic.route(ctx.topology, [ctx.rank(0, 0, t) for t in range(p.tp)])
+        seconds += analytic.all_gather(within, size)
+    link = f"stage {source}->{target}"
+    scope = "inter_node" if r.inter_node else "intra_node"
+    return Part(Signature("send-recv", link, "", "pp", scope), seconds, r.cv)
+
+
+def _comm(name: str, role: str, size: float, r: analytic.Route) -> Signature:
+    scope = "inter_node" if r.inter_node else "intra_node"
+    return Signature(name, f"{size:.6g} B", "", role, scope)
+
+
+def _seconds(op: str, r: analytic.Route, size: float) -> float:
+    if op == "all-reduce":
+        return analytic.all_reduce(r, size)
+    return (analytic.all_to_all if op == "all-to-all" else analytic.all_gather)(r, size)
+
+
+def _activations(ctx: Context) -> float:
+    """Bytes of one microbatch's activations between layers."""
+    w, p = ctx.workload, ctx.parallelism
+    return p.microbatch_size * w.sequence / p.cp * w.hidden * analytic.HALF
+
+
+def parts(ctx: Context, kind: str, stage: int) -> list[Part]:
+    """What a rank does for one op of the schedule, in order.
+
+    Parameters
+    ----------
+    kind : {"F", "B", "W", "BW"}
+    stage : int
+        Virtual stage.
+    """
+    if isinstance(ctx.workload, StageTimes):
+        return [_timed(ctx.workload, kind, stage)]
+    layers = range(ctx.layers_of_stage[stage])
+    first, last = stage == 0, stage == ctx.parallelism.plan.stages - 1
+    if kind == "F":
+        out = [_ends(ctx, kind, "embedding")] if first else []
+        out += [part for i in layers for part in _layer(ctx, "F", i)]
+        return out + ([_ends(ctx, kind, "head")] if last else [])
+    out = [_ends(ctx, kind, "head")] if last else []
+    out += [part for i in reversed(layers) for part in _layer(ctx, kind, i)]
+    return out + ([_ends(ctx, kind, "embedding")] if first and kind != "B" else [])
+
+
+def _timed(w: StageTimes, kind: str, stage: int) -> Part:
+    """An op of known times; of a backward in two parts each takes half."""
+    seconds = w.forward_s[stage] if kind == "F" else w.backward_s[stage]
+    name = {"F": FORWARD, "BW": BACKWARD, "B": "input-grad-compute", "W": "weight-grad-compute"}[
+        kind
+    ]
+    return Part(Signature(name, f"stage {stage}"), seconds / (2 if kind in "BW" else 1) if kind != "BW" else seconds)  # fmt: skip
+
+
+def _compute(ctx: Context, what: str, kind: str, work: Work, layer: int = -1) -> Part:
+    seconds = work.seconds(ctx.topology)
+    return Part(Signature(f"{what}-{NAMES[kind]}", f"{seconds:.6g} s"), seconds, layer=layer)
+
+
+def _by_kind(forward: Work, kind: str) -> Work:
+    if kind == "F":
+        return forward
+    work = Work()
+    if kind in ("B", "BW"):
+        work += forward.backward_input
+    if kind in ("W", "BW"):
+        work += forward.backward_weights
+    return work
+
+
+def _ends(ctx: Context, kind: str, what: str) -> Part:
+    w, p = ctx.workload, ctx.parallelism
+    work = analytic.embedding(w, p) if what == "embedding" else analytic.head(w, p)
+    return _compute(ctx, what, kind, _by_kind(work, kind))
+
+
+def _layer(ctx: Context, kind: str, layer: int) -> list[Part]:
+    """One layer: attention and feed-forward, and the collectives around them."""
+    p = ctx.parallelism
+    if kind == "W":
+        return [
+            _compute(ctx, "feed-forward", "W", analytic.feed_forward(ctx.workload, p).backward_weights, layer),
+            _compute(ctx, "attention", "W", analytic.attention(ctx.workload, p).backward_weights, layer),
+        ]  # fmt: skip
+    out = _gathered_weights(ctx, layer)
+    if kind == "F":
+        return out + _attention(ctx, "F", layer) + _feed_forward(ctx, "F", layer)
+    if p.recompute == "full":
+        out += _attention(ctx, "F", layer) + _feed_forward(ctx, "F", layer)
+    return out + _feed_forward(ctx, kind, layer) + _attention(ctx, kind, layer)
+
+
+def _attention(ctx: Context, kind: str, layer: int) -> list[Part]:
+    w, p = ctx.workload, ctx.parallelism
+    work = _by_kind(analytic.attention(w, p), kind)
+    if kind != "F" and p.recompute == "selective":
+        work += analytic.attention_scores(w, p)
+    own = [_compute(ctx, "attention", kind, work, layer)]
+    if p.cp > 1:
+        # every rank needs all keys and values: gathered forwards; backwards gathered and their gradients added
+        size = 2 * p.microbatch_size * w.sequence * w.keys * w.width * analytic.HALF / p.tp
+        moved = [collective(ctx, "all-gather", "cp", size, layer)]
+        own = moved + own if kind == "F" else moved + own + [collective(ctx, "reduce-scatter", "cp", size, layer)]  # fmt: skip
+    return own + tensor_parallel(ctx, _activations(ctx), layer)
+
+
+def _feed_forward(ctx: Context, kind: str, layer: int) -> list[Part]:
+    w, p = ctx.workload, ctx.parallelism
+    own = [_compute(ctx, "feed-forward", kind, _by_kind(analytic.feed_forward(w, p), kind), layer)]
+    if p.ep > 1:
+        size = _activations(ctx) * w.experts_per_token / (p.tp if p.sequence_parallel else 1)
+        there = collective(ctx, "all-to-all", "ep", size, layer)
+        own = [there, *own, there]
+    return own + tensor_parallel(ctx, _activations(ctx), layer)
+
+
+def _gathered_weights(ctx: Context, layer: int) -> list[Part]:
+    """Weights of a layer, gathered before they are used, where they are sharded."""
+    p = ctx.parallelism
+    if p.zero < 3 or p.lanes == 1:
+        return []
+    return [collective(ctx, "all-gather", "shard" if p.shard else "all", _layer_weights(ctx) * analytic.HALF, layer)]  # fmt: skip
+
+
+def _layer_weights(ctx: Context) -> float:
+    """Weights of one layer on one rank, experts left aside where they are spread."""
+    w, p = ctx.workload, ctx.parallelism
+    dense = w.attention_parameters + (w.feed_forward_parameters * w.experts if p.ep == 1 else 0)
+    return dense / p.tp
+
+
+def reduced_gradients(
+    ctx: Context, weights: float, layer: int = -1, experts: float = 0.0
+) -> list[Part]:
+    """Gradients of so many weights (and of experts, which fewer lanes share) added up over lanes, 32-bit."""
+    p = ctx.parallelism
+    out = []
+    if p.lanes > 1 and weights:
+        size = 4 * weights
+        if p.zero == 0:
+            out.append(collective(ctx, "all-reduce", "all", size, layer))
+        else:
+            out.append(
+                collective(ctx, "reduce-scatter", "shard" if p.shard else "all", size, layer)
+            )
+            if p.shard and p.shard < p.lanes:
+                out.append(collective(ctx, "all-reduce", "replicate", size / p.shard, layer))
+    if experts and p.lanes > p.ep:
+        out.append(collective(ctx, "all-reduce", "experts", 4 * experts, layer))
+    return out
+
+
+def layer_gradients(ctx: Context, layer: int) -> list[Part]:
+    """Gradients of one layer."""
+    w, p = ctx.workload, ctx.parallelism
+    spread = w.feed_forward_parameters * w.experts / p.ep / p.tp if p.ep > 1 else 0.0
+    return reduced_gradients(ctx, _layer_weights(ctx), layer, spread)
+
+
+def end_gradients(ctx: Context, stages: Sequence[int]) -> list[Part]:
+    """Gradients of embedding and output projection on a pipeline rank that holds these virtual stages."""
+    w, p = ctx.workload, ctx.parallelism
+    n = len({0, p.plan.stages - 1} & set(stages))
+    return reduced_gradients(ctx, n * w.embedding_parameters / p.tp)
+
+
+def updated_weights(ctx: Context, weights: float) -> list[Part]:
+    """Weights gathered after an optimizer that each lane runs on its share."""
+    p = ctx.parallelism
+    if p.zero not in (1, 2) or p.lanes == 1:
+        return []
+    return [collective(ctx, "all-gather", "shard" if p.shard else "all", analytic.HALF * weights)]
