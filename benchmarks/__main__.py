@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import graphs, profiler_file
+from prism.context import Context, Parallelism, Topology, Workload
 from prism.coupling import Coupling
 from prism.model import StepModel
 from prism.montecarlo import propagate, simulate
@@ -23,6 +24,7 @@ from prism.pools import Empirical, LogNormal
 from prism.signature import PoolKey, Signature
 from prism.traces import build_graph, read_trace
 from prism.traces.kineto import read_kineto
+from prism.workload import model_from_context
 
 FOUR_LEVELS = {"step": 0.4, "node": 0.3, "rank": 0.5, "microbatch": 0.4}
 
@@ -150,21 +152,21 @@ def scale() -> None:
 
 
 def large(coupled: bool) -> None:
-    dag = graphs.llama3_405b_shape()
-    mean = {"compute": 0.012, "tp": 0.001, "pp": 0.002, "dp": 0.3}
-    pools = {
-        PoolKey(s): LogNormal.from_moments(mean[s.role], 0.03 if s.role == "compute" else 0.2)
-        for s in dag.signatures
-    }
-    compute = {"step": 0.3, "microbatch": 0.4}
-    loadings = {"F": compute, "BW": compute, "all_gather": {"step": 0.4}, "reduce_scatter": {"step": 0.4},
-                "send": {"step": 0.4}, "grad": {"step": 0.4}}  # fmt: skip
-    model = StepModel(dag, pools, Coupling(loadings if coupled else {}))
+    shared = {"step": 0.3, "microbatch": 0.4, "communication_step": 0.4} if coupled else {}
+    ctx = Context(
+        workload=Workload.preset("llama3-405b"),
+        parallelism=Parallelism(
+            dp=512, tp=8, pp=16, microbatches=16, zero=2, sequence_parallel=True
+        ),
+        topology=Topology.preset("h100-roce", nodes=8192),
+        variability={"compute_cv": 0.03, **shared},
+    )
+    model = model_from_context(ctx)
     simulate(model, 2)
     begin = time.perf_counter()
     simulate(model, 1000)
     seconds = time.perf_counter() - begin
-    print(seconds, peak_mb(), dag.n_ops * dag.lanes * 1000)
+    print(seconds, peak_mb(), model.dag.n_ops * model.dag.lanes * 1000)
 
 
 def reading() -> None:

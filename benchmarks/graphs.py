@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from prism.dag import WorkloadDAG
-from prism.dagbuilder import DagBuilder
 from prism.schedules import one_f_one_b
 from prism.signature import Signature
 
@@ -42,7 +41,7 @@ def from_edges(src, dst, n: int, rank, microbatch) -> WorkloadDAG:
 
 def kernels_1f1b(stages: int, microbatches: int, kernels: int) -> WorkloadDAG:
     """1F1B with `kernels` kernels in each forward and backward: chain per rank, edges between stages."""
-    orders = one_f_one_b(stages, microbatches)
+    orders = one_f_one_b(stages, microbatches).ranks
     size = {s: len(order) * kernels for s, order in enumerate(orders)}
     offset = np.cumsum([0, *size.values()])
     first, rank, microbatch = {}, [], []
@@ -52,8 +51,8 @@ def kernels_1f1b(stages: int, microbatches: int, kernels: int) -> WorkloadDAG:
         src.append(ops[:-1])
         dst.append(ops[1:])
         rank.append(np.full(ops.size, s, np.int32))
-        microbatch.append(np.repeat(np.array([m for _, m in order], np.int32), kernels))
-        first |= {(k, s, m): int(ops[i * kernels]) for i, (k, m) in enumerate(order)}
+        microbatch.append(np.repeat(np.array([op.microbatch for op in order], np.int32), kernels))
+        first |= {(op.kind, s, op.microbatch): int(ops[i * kernels]) for i, op in enumerate(order)}
     links = []
     for (kind, s, m), op in first.items():
         peer = s + 1 if kind == "F" else s - 1
@@ -76,39 +75,3 @@ def _topological(src: np.ndarray, dst: np.ndarray, n: int) -> np.ndarray:
     order = np.argsort(src, kind="stable")
     ptr = np.concatenate([[0], np.cumsum(np.bincount(src, minlength=n))]).astype(np.int64)
     return _graph.topological_order(n, ptr, dst[order])
-
-
-def llama3_405b_shape() -> WorkloadDAG:
-    """65,536 GPUs in the shape of Llama 3 405B: tp 8, pp 16, dp 512, 16 microbatches, 1F1B, 8 layers a
-    stage; per layer and direction an all-gather, a compute op and a reduce-scatter over tp. The eight
-    ranks of a tensor-parallel group meet before and after each compute op, so they are folded exactly.
-    """
-    stages, replicas, microbatches, layers = 16, 512, 16, 8
-    b = DagBuilder(replicas=replicas)
-    orders = one_f_one_b(stages, microbatches)
-    entry, leave = {}, {}
-    for s, order in enumerate(orders):
-        before: list[int] = []
-        for kind, m in order:
-            for layer in range(layers):
-                for name, role, width in (("all_gather", "tp", 1), (kind, "compute", 8),
-                                          ("reduce_scatter", "tp", 1)):  # fmt: skip
-                    scope = "intra_node" if role == "tp" else "local"
-                    op = b.add(
-                        Signature(name, role=role, scope=scope), [s], stage=s, microbatch=m,
-                        position=layer, width=width, after=before,
-                    )  # fmt: skip
-                    entry.setdefault((kind, s, m), op)
-                    before = [op]
-            leave[kind, s, m] = op
-        reduce = b.add(
-            Signature("grad", role="dp", scope="inter_node"), [s], joins="all", after=before
-        )
-        b.add(Signature("optimizer"), [s], after=[reduce])
-    for (kind, s, m), end in leave.items():
-        peer = s + 1 if kind == "F" else s - 1
-        if (kind, peer, m) in entry:
-            link = Signature("send", f"{s}->{peer}", role="pp", scope="inter_node")
-            sent = b.add(link, [s, peer], site=f"{s}->{peer}", position=m, after=[end])
-            b.wait(entry[kind, peer, m], [sent])
-    return b.build(np.arange(stages * replicas).reshape(stages, replicas))

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     notebook = study.path(arguments.notebook)
     name = notebook.stem
     try:
-        blocks = study.read_params().model_dump()
+        blocks = study.read_params().model_dump(mode="json")
     except SpecError as fault:
         return _fail(name, str(fault))
     wanted = arguments.params.split(",")

@@ -51,6 +51,11 @@ class Work:
             self.products + other.products, self.scores + other.scores, self.traffic + other.traffic
         )
 
+    @property
+    def flops(self) -> float:
+        """FLOP of all products."""
+        return sum(self.products) + sum(self.scores)
+
     def seconds(self, topology: Topology) -> float:
         """By roofline, kernel after kernel."""
         gpu, e = topology.gpu, topology.efficiency
@@ -119,11 +124,10 @@ def head(w: Workload, p: Parallelism) -> Work:
     return Work((2 * tokens * w.hidden * w.vocab / p.tp,), (), tokens * w.vocab / p.tp * 3 * 4)
 
 
-def optimizer_seconds(ctx: Context, stage_parameters: float) -> float:
-    """Adam over the weights that a rank keeps the state of."""
-    t, p = ctx.topology, ctx.parallelism
+def optimizer_seconds(t: Topology, p: Parallelism, weights: float) -> float:
+    """Adam over those of a rank's weights that it keeps the state of."""
     share = (p.shard or p.lanes) if p.zero else 1
-    return ADAM_TRAFFIC * stage_parameters / share / (t.efficiency.memory * t.gpu.memory_bandwidth)
+    return ADAM_TRAFFIC * weights / share / (t.efficiency.memory * t.gpu.memory_bandwidth)
 
 
 # communication
@@ -249,7 +253,8 @@ def activation_bytes(w: Workload, p: Parallelism) -> float:
     )
     feed = HALF * wide * (3 if w.gated else 2) * w.experts_per_token
     split = HALF * (2 * queries + 2 * keys) + feed
-    whole = 4 * HALF + 2  # two norms' inputs, two blocks' inputs, two masks of bytes
+    # two norms' inputs, two blocks' inputs, and two dropout masks of bytes in models that have them
+    whole = 4 * HALF + (0 if w.gated else 2)
     scores = 0.0
     if not w.flash_attention and p.recompute == "none":
         scores = 5 * w.heads * w.sequence / w.hidden

@@ -115,8 +115,10 @@ class Workload(Spec):
 
     @property
     def flops_per_token(self) -> float:
-        """FLOP of one token's forward and backward, counted as papers do (recomputation left out, attention
-        scores in full: Narayanan et al. 2021)."""
+        """FLOP of one token's forward and backward, as papers count them: recomputation left out; attention scores
+        in full (Narayanan et al. 2021), or with flash attention only those that are not masked."""
         active = self.attention_parameters + self.experts_per_token * self.feed_forward_parameters
-        scores = 2 * 2 * self.sequence * self.heads * self.width
+        scores = (
+            4 * self.sequence * self.heads * self.width * (0.5 if self.flash_attention else 1.0)
+        )
         return 3 * (self.layers * (2 * active + scores) + 2 * self.embedding_parameters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,12 @@ import xarray as xr
 
 from prism import report, timeline, traces
 from prism.bench import CONDITIONS, Layout, TrainingError, record_training
+from prism.context import read_context
 from prism.crossvalidation import validate
 from prism.montecarlo import simulate
 from prism.tables import one_line
+from prism.validation import compare
+from prism.workload import model_from_context
 
 BAD_INPUT = 2
 
@@ -42,21 +46,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "trace",
-        nargs="+",
-        help="folder or files of one job: profiler JSON, Chakra, tables, op-level parquet",
-    )
     common.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")
     common.add_argument(
         "--gpus-per-node", type=int, default=8, help="ranks that share a machine (default 8)"
     )
     common.add_argument("--json", action="store_true", help="machine-readable output")
     common.add_argument("--out", metavar="FILE.nc", help="also save the result as a Dataset")
+    trace = argparse.ArgumentParser(add_help=False)
+    what = "folder or files of one job: profiler JSON, Chakra, tables, op-level parquet"
+    trace.add_argument("trace", nargs="+", help=what)
     sim = commands.add_parser(
         "simulate",
         parents=[common],
-        help="distribution of step time from measured steps",
+        help="distribution of step time from measured steps, or from a spec",
         description="Fit duration pools and their coupling to the ops of traced steps, draw steps, and "
         "print p5, p50, p95, a guarantee and what the longest path is made of. Idle gaps are kept where they "
         "delay the step; the measured figures are printed beside the simulated ones.",
@@ -66,9 +68,15 @@ def _parser() -> argparse.ArgumentParser:
         "--chrome", metavar="FILE.json", help="also save the p95 draw as a trace for Perfetto"
     )
     sim.set_defaults(run=_simulate)
+    sim.add_argument("trace", nargs="+", help=f"{what}; or one .yaml: a context")
+    sim.add_argument(
+        "--measured",
+        metavar="FILE",
+        help="compare with measured step times, a table with step_time_s",
+    )
     val = commands.add_parser(
         "validate",
-        parents=[common],
+        parents=[trace, common],
         help="how far off the model is on steps that it has not seen",
         description="Fit a model to blocks of the measured steps, predict the blocks left out, and compare, "
         "beside independent draws, means only, and the measured steps themselves.",
@@ -129,6 +137,34 @@ def _bench_training(arguments: argparse.Namespace) -> None:
 
 def _simulate(arguments: argparse.Namespace) -> None:
     _check_out(arguments.out)
+    specs = [t for t in arguments.trace if Path(t).suffix in (".yaml", ".yml")]
+    if specs and len(arguments.trace) > 1:
+        raise ValueError(f"{specs[0]}: a context is simulated by itself; give one file")
+    said, model, runs = (_from_context if specs else _from_trace)(arguments)
+    if arguments.measured:
+        said["compared"] = report.comparison(compare(runs["step_time"], arguments.measured))
+    if arguments.out:
+        _write(runs, arguments.out)
+    if arguments.chrome:
+        draw = timeline.draw_at(runs, 0.95)
+        timeline.write_chrome_trace(model, arguments.chrome, draw, seed=arguments.seed)
+    text = report.context_text if specs else report.simulation_text
+    print(json.dumps(said, indent=2) if arguments.json else text(said))
+
+
+def _from_context(arguments: argparse.Namespace) -> tuple:
+    """What a spec says, its model and its draws."""
+    ctx = read_context(arguments.trace[0])
+    model = model_from_context(ctx)
+    begin = time.monotonic()
+    watching = sys.stderr.isatty()
+    small = model.dag.n_ops * model.dag.lanes <= report.FEW_OPS
+    runs = simulate(model, arguments.draws, seed=arguments.seed, paths=small, progress=watching)
+    return report.context(ctx, model, runs, time.monotonic() - begin), model, runs
+
+
+def _from_trace(arguments: argparse.Namespace) -> tuple:
+    """What measured steps say, the model fitted to them and its draws."""
     watching = sys.stderr.isatty()
     with _listening() as notes:
         trace = traces.read_trace(arguments.trace, progress=watching)
@@ -138,12 +174,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     model = traces.fit_model(graph.dag, observed, gaps=kept)
     runs = simulate(model, arguments.draws, seed=arguments.seed, paths=True, progress=watching)
     said = report.simulation(trace, graph.dag, observed, kept, model, runs) | {"notes": notes}
-    if arguments.out:
-        _write(runs, arguments.out)
-    if arguments.chrome:
-        draw = timeline.draw_at(runs, 0.95)
-        timeline.write_chrome_trace(model, arguments.chrome, draw, seed=arguments.seed)
-    print(json.dumps(said, indent=2) if arguments.json else report.simulation_text(said))
+    return said, model, runs
 
 
 def _validate(arguments: argparse.Namespace) -> None:

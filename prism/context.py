@@ -1,4 +1,4 @@
-"""Who computes what, where: the three parts of a training job's context."""
+"""Who computes what, where: the parts of a training job's context."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from prism.architecture import Workload
 from prism.hardware import Gpu, Link, Topology
@@ -20,6 +27,7 @@ __all__ = [
     "Parallelism",
     "StageTimes",
     "Topology",
+    "Variability",
     "Workload",
     "read_context",
 ]
@@ -125,6 +133,39 @@ class Parallelism(Spec):
         return SCHEDULES[self.schedule](self.pp, self.microbatches, **sizes)
 
 
+Share = Annotated[float, Field(ge=-1.0, le=1.0)]
+
+
+class Variability(Spec):
+    """How durations vary where nothing was measured: assumptions, to be replaced by a fleet's.
+
+    Attributes
+    ----------
+    compute_cv : float
+        Coefficient of variation of compute, LogNormal. That of transfers belongs to the links.
+    step, node, rank, microbatch : float
+        What compute ops that share these have in common: loadings of their scores (`prism.Coupling`).
+    communication_step : float
+        The same for all transfers of a step.
+    """
+
+    compute_cv: NonNegativeFloat = 0.0
+    step: Share = 0.0
+    node: Share = 0.0
+    rank: Share = 0.0
+    microbatch: Share = 0.0
+    communication_step: Share = 0.0
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Variability:
+        total = self.step**2 + self.node**2 + self.rank**2 + self.microbatch**2
+        if total > 1.0:
+            raise ValueError(
+                f"squares of step, node, rank and microbatch add up to {total:.3g}, over 1"
+            )
+        return self
+
+
 def _workload(given: Any) -> Any:
     """Stage times or a model's shape, by what is there."""
     if isinstance(given, dict):
@@ -133,7 +174,7 @@ def _workload(given: Any) -> Any:
 
 
 class Context(Spec):
-    """Workload, parallelism and topology of one job.
+    """Workload, parallelism and topology of one job, and how it is thought to vary.
 
     Ranks count tensor parallel fastest, then context, data and pipeline
     (``rank = ((stage dp + replica) cp + part) tp + slice``), and fill nodes in order.
@@ -157,6 +198,7 @@ class Context(Spec):
     workload: Annotated[StageTimes | Workload, BeforeValidator(_workload)]
     parallelism: Parallelism
     topology: Topology
+    variability: Variability = Variability()
 
     @model_validator(mode="after")
     def _consistent(self) -> Context:

@@ -112,6 +112,30 @@ def quantile_quantile(ds: xr.Dataset, ax):
     return ax
 
 
+def growth(ds: xr.Dataset, component: str, ax):
+    """Standard deviation of step time over the size of a job, with intervals; one line a scenario. `ds` is of
+    `prism.scaling.scale`."""
+    for name in ds["scenario"].values:
+        row = ds.sel(scenario=name, component=component)
+        y, (low, high) = 1e3 * row["step_std"].values, 1e3 * row["step_std_interval"].values.T
+        error = np.maximum([y - low, high - y], 0)
+        ax.errorbar(row["size"], y, yerr=error, fmt="o-", markersize=3, capsize=2, label=str(name))
+    ax.set(xscale="log", yscale="log", xlabel="GPUs", ylabel=f"std of step, {component} (ms)")
+    return label_source(ax, ds)
+
+
+def exceedance(ds: xr.Dataset, slowdown: float, ax):
+    """Share of steps slower than the step without variability by more than `slowdown`, over size."""
+    for name in ds["scenario"].values:
+        row = ds.sel(scenario=name, component="all", slowdown=slowdown)
+        y, (low, high) = 100 * row["exceeds"].values, 100 * row["exceeds_interval"].values.T
+        error = np.maximum([y - low, high - y], 0)
+        ax.errorbar(row["size"], y, yerr=error, fmt="o-", markersize=3, capsize=2, label=str(name))
+    ax.set(xscale="log", xlabel="GPUs", ylabel=f"steps over +{slowdown:.0%} (%)")
+    ax.legend()
+    return label_source(ax, ds)
+
+
 def increases(ds: xr.Dataset, ax):
     """``increase(scenario)`` with its interval, in per cent. A scenario called ``place, kind`` is put
     at its place, in the colour of its kind."""

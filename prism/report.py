@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
-from prism import traces
+from prism import analytic, traces
+from prism.context import Context, StageTimes
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
+from prism.montecarlo import simulate
 from prism.schema import provenance
-from prism.stats import guarantee
+from prism.stats import guarantee, quantile_interval
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -37,6 +39,110 @@ def simulation(
         "graph": _graph_facts(trace, observed),
         "largest_pools": _largest_pools(model, runs),
         "step": "computed" if _is_computed(trace) else "measured",
+    }
+
+
+#: ops x replicas up to which the longest path is looked at in every draw
+FEW_OPS = 2_000_000
+
+
+def context(ctx: Context, model: StepModel, runs: xr.Dataset, took: float) -> dict:
+    """Everything about a simulated spec that the command line prints."""
+    dag, x = model.dag, runs["step_time"].values
+    low, high = quantile_interval(x, 0.95)
+    shape = not isinstance(ctx.workload, StageTimes)
+    out = {
+        "unit": "s",
+        "simulated": {f"p{round(100 * q)}": float(np.quantile(x, q)) for q in QUANTILES},
+        "p95_interval": [low, high],
+        "mean": float(x.mean()),
+        "std": float(x.std()),
+        "without_variability": float(simulate(model.at_mean, 1)["step_time"][0]),
+        "guarantee": _guarantee(runs),
+        "gpus": ctx.topology.gpus,
+        "memory_bytes": max(analytic.memory_bytes(ctx)) if shape else None,
+        "gpu_memory_bytes": ctx.topology.gpu.memory if shape else None,
+        "bubble": 1.0 - _busy_share(ctx, model),
+        "ops": dag.n_ops,
+        "replicas": dag.lanes,
+        "draws": runs.sizes["draw"],
+        "seconds": took,
+        "op_draws_per_second": dag.n_ops * dag.lanes * runs.sizes["draw"] / took,
+        "seed": runs.attrs["seed"],
+    }
+    return out | ({"largest_pools": _largest_pools(model, runs)} if "criticality" in runs else {})
+
+
+def _busy_share(ctx: Context, model: StepModel) -> float:
+    """Part of a step in which ranks compute, mean over pipeline ranks, if nothing varies."""
+    dag = model.dag
+    compute = np.array([s.role == "compute" for s in dag.signatures])[dag.signature]
+    mean = np.array([p.mean for p in model.distinct_pools[0]])[model.distinct_pools[1]]
+    busy = np.bincount(dag.rank[compute], mean[compute]).mean()
+    return float(busy / simulate(model.at_mean, 1)["step_time"].values[0])
+
+
+def context_text(s: dict) -> str:
+    """Quantiles with the p95's interval, what the step is made of, how fast it was simulated."""
+    q = s["simulated"]
+    lines = [
+        f"step time (s)   p5 {q['p5']:.4f}   p50 {q['p50']:.4f}   p95 {q['p95']:.4f} "
+        f"[{s['p95_interval'][0]:.4f}, {s['p95_interval'][1]:.4f}]   ({s['draws']} draws, synthetic)",
+        f"mean {s['mean']:.4f}, standard deviation {s['std']:.4f}; {s['without_variability']:.4f} if nothing varied",
+        f"95 % of simulated steps stay under {s['guarantee']['bound']:.4f} s with 95 % confidence "
+        f"({s['guarantee']['covers']})",
+        f"{s['gpus']} GPUs, {s['bubble']:.0%} of a step without compute"
+        + (
+            f", {s['memory_bytes'] / 1e9:.1f} of {s['gpu_memory_bytes'] / 1e9:.1f} GB on the fullest"
+            if s["memory_bytes"]
+            else ""
+        ),
+        f"{s['ops']} ops x {s['replicas']} replicas, {s['seconds']:.1f} s, "
+        f"{s['op_draws_per_second']:.2g} op-draws/s",
+        *_compared_lines(s),
+    ]
+    if "largest_pools" in s:
+        lines += [
+            "on the longest path, mean (s)            ops       mean        p95",
+            *_pool_lines(s),
+        ]
+    return "\n".join(lines)
+
+
+def comparison(found: xr.Dataset) -> dict:
+    """Simulated against measured step times."""
+    row = found.isel(scenario=0)
+    p95 = row.sel(quantile=0.95)
+    return {
+        "steps": provenance(found)["steps"],
+        "ks_distance": float(row["ks_distance"]),
+        "ks_distance_interval": row["ks_distance_interval"].values.tolist(),
+        "ks_noise_floor": float(row["ks_noise_floor"]),
+        "anderson_darling": float(row["anderson_darling"]),
+        "mean_error": float(row["relative_error_mean"]),
+        "p95_error": float(p95["relative_error"]),
+        "p95_error_interval": p95["relative_error_interval"].values.tolist(),
+    }
+
+
+def _compared_lines(s: dict) -> list[str]:
+    if "compared" not in s:
+        return []
+    c = s["compared"]
+    (low, high), (least, most) = c["ks_distance_interval"], c["p95_error_interval"]
+    return [
+        f"against {c['steps']} measured steps: KS {c['ks_distance']:.3f} [{low:.3f}, {high:.3f}] "
+        f"(a perfect model about {c['ks_noise_floor']:.3f}), mean {c['mean_error']:+.1%}, "
+        f"p95 {c['p95_error']:+.1%} [{least:+.1%}, {most:+.1%}]"
+    ]
+
+
+def _guarantee(runs: xr.Dataset) -> dict:
+    return {
+        "quantile": 0.95,
+        "confidence": 0.95,
+        "bound": guarantee(runs["step_time"], 0.95, 0.95),
+        "covers": "simulation error; not errors in pools and graph",
     }
 
 
@@ -206,12 +312,7 @@ def _summary(runs: xr.Dataset, observed: xr.Dataset, ops: int) -> dict:
     return {
         "unit": "s",
         "simulated": quantiles(runs["step_time"]),
-        "guarantee": {
-            "quantile": 0.95,
-            "confidence": 0.95,
-            "bound": guarantee(runs["step_time"], 0.95, 0.95),
-            "covers": "simulation error; not errors in pools and graph",
-        },
+        "guarantee": _guarantee(runs),
         "measured": quantiles(observed["step_time"]),
         "steps": observed.sizes["step"],
         "draws": runs.sizes["draw"],
@@ -255,12 +356,17 @@ def simulation_text(s: dict) -> str:
             f"           {s['host_share_of_longest_path']:.0%} of the longest path is work of the host, a chain that "
             "replays exactly whatever it waits for: replay says little here",
         )
-    lines += [
+    return "\n".join(
+        lines + _pool_lines(s) + _compared_lines(s) + [f"note: {n}" for n in s["notes"]]
+    )
+
+
+def _pool_lines(s: dict) -> list[str]:
+    return [
         f"{p['on_longest_path']:>11.6f}  {p['signature'][:34]:<34}{p['ops']:>5}"
         f"{p['mean']:>11.6f}{p['p95']:>11.6f}"
         for p in s["largest_pools"]
     ]
-    return "\n".join(lines + [f"note: {n}" for n in s["notes"]])
 
 
 def _graph_line(facts: dict) -> str:

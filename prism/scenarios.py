@@ -14,7 +14,7 @@ from prism.dag import WorkloadDAG
 from prism.model import StepModel
 from prism.montecarlo import simulate
 from prism.pools import DurationPool, Fixed, Scaled
-from prism.signature import Category
+from prism.signature import Category, Signature
 
 Scenario = Callable[[StepModel], StepModel]
 
@@ -22,6 +22,60 @@ Scenario = Callable[[StepModel], StepModel]
 def unchanged(model: StepModel) -> StepModel:
     """The reference scenario."""
     return model
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Some components at their mean: what is left varies alone.
+
+    Attributes
+    ----------
+    components : tuple of str
+        ``compute``, ``communication`` (all of it), ``gap``, or roles of process groups such as ``tp``, ``dp``.
+
+    Raises
+    ------
+    ValueError
+        On call: a component that no op of the model belongs to.
+    """
+
+    components: tuple[str, ...]
+
+    def __call__(self, model: StepModel) -> StepModel:
+        named = {s: _names(s) for s in model.dag.signatures}
+        present = components_of(model)
+        absent = [c for c in self.components if c not in present]
+        if absent:
+            raise ValueError(
+                f"no op is of component {', '.join(absent)}; the model has {', '.join(sorted(present))}"
+            )
+        still = {s for s, names in named.items() if names & set(self.components)}
+        pools = {
+            key: Fixed(pool.mean) if key.signature in still else pool
+            for key, pool in model.pools.items()
+        }
+        signatures = [model.dag.signatures[i] for i in model.dag.signature]
+        overrides = {
+            (op, lane): Fixed(pool.mean) if signatures[op] in still else pool
+            for (op, lane), pool in model.overrides.items()
+        }
+        return model.replace(pools=pools, overrides=overrides)
+
+
+def components_of(model: StepModel) -> set[str]:
+    """Components that ops of a model belong to, in the words of `Frozen`."""
+    return set().union(*map(_names, model.dag.signatures))
+
+
+def _names(signature: Signature) -> set[str]:
+    """Components that ops of a signature belong to."""
+    match signature.category:
+        case Category.COMPUTE:
+            return {"compute"}
+        case Category.GAP:
+            return {"gap"}
+        case _:
+            return {"communication", signature.role}
 
 
 @dataclass(frozen=True)

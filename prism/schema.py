@@ -19,7 +19,7 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
-    " component level kind trace gaps"
+    " component level kind trace gaps size slowdown"
     # not observations but the arrays of a stored model
     " edge member site field pool base parameter sample_index replica grouping".split()
 )
@@ -114,6 +114,13 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "std_error": ("1", "predicted / measured standard deviation - 1"),
     "std_error_interval": ("1", "block bootstrap interval of std_error"),
     "coverage_interval": ("1", "interval of the coverage"),
+    "step_quantile": ("s", "quantile of step time"),
+    "step_quantile_interval": ("s", "binomial interval of step_quantile"),
+    "step_mean": ("s", "mean step time"),
+    "step_std": ("s", "standard deviation of step time"),
+    "step_std_interval": ("s", "bootstrap interval of step_std"),
+    "exceeds": ("1", "share of steps over (1 + slowdown) x the step without variability"),
+    "exceeds_interval": ("1", "binomial interval of exceeds"),
     "increase": ("1", "relative increase over the reference scenario"),
     "increase_interval": ("1", "paired bootstrap interval of the increase"),
     "slowdown": ("1", "factor on the duration of an op"),

@@ -1,13 +1,14 @@
-"""What one op of a pipeline schedule consists of: compute and collectives in order, with their mean times."""
+"""What one op of a pipeline schedule consists of: compute and collectives in order, with what they cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prism import analytic
 from prism.analytic import Work
-from prism.context import Context, StageTimes
+from prism.context import Context, StageTimes, Topology
 from prism.signature import Signature
 
 FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
@@ -22,8 +23,8 @@ class Part:
     Attributes
     ----------
     signature : Signature
-    seconds : float
-        Mean.
+    price : callable
+        Mean time in seconds, as a function of the topology: another efficiency changes it, and nothing else.
     cv : float
         Of a transfer time; compute varies as the fleet does.
     joins : str
@@ -33,7 +34,7 @@ class Part:
     """
 
     signature: Signature
-    seconds: float
+    price: Callable[[Topology], float]
     cv: float = 0.0
     joins: str = ""
     layer: int = -1
@@ -73,10 +74,15 @@ def ranks_of(ctx: Context, joins: str, stage: int = 0) -> list[int]:
 
 def collective(ctx: Context, op: str, joins: str, size: float, layer: int = -1) -> Part:
     """A collective over lanes: `op` is ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``."""
-    r = analytic.route(ctx.topology, ranks_of(ctx, joins), ring=op != "all-to-all")
+    ranks, ring = ranks_of(ctx, joins), op != "all-to-all"
+    r = analytic.route(ctx.topology, ranks, ring=ring)
     role = {"cp": "cp", "ep": "ep"}.get(joins, "dp")
     name = f"{joins}-{op}" if role != "dp" else op
-    return Part(_comm(name, role, size, r), _seconds(op, r, size), r.cv, joins, layer)
+
+    def price(t: Topology) -> float:
+        return _seconds(op, analytic.route(t, ranks, ring=ring), size)
+
+    return Part(_comm(name, role, size, r), price, r.cv, joins, layer)
 
 
 def tensor_parallel(ctx: Context, size: float, layer: int) -> list[Part]:
@@ -85,12 +91,17 @@ def tensor_parallel(ctx: Context, size: float, layer: int) -> list[Part]:
     p = ctx.parallelism
     if p.tp == 1:
         return []
-    r = analytic.route(ctx.topology, [ctx.rank(0, 0, t) for t in range(p.tp)])
-    if p.sequence_parallel:
-        seconds, name = 2 * analytic.all_gather(r, size), "tp-reduce-scatter-all-gather"
-    else:
-        seconds, name = analytic.all_reduce(r, size), "tp-all-reduce"
-    return [Part(_comm(name, "tp", size, r), seconds, r.cv, layer=layer)]
+    ranks = [ctx.rank(0, 0, t) for t in range(p.tp)]
+    r = analytic.route(ctx.topology, ranks)
+
+    def price(t: Topology) -> float:
+        own = analytic.route(t, ranks)
+        if p.sequence_parallel:
+            return 2 * analytic.all_gather(own, size)
+        return analytic.all_reduce(own, size)
+
+    name = "tp-reduce-scatter-all-gather" if p.sequence_parallel else "tp-all-reduce"
+    return [Part(_comm(name, "tp", size, r), price, r.cv, layer=layer)]
 
 
 def transfer(ctx: Context, source: int, target: int) -> Part:
@@ -103,17 +114,19 @@ def transfer(ctx: Context, source: int, target: int) -> Part:
         size, slices = _activations(ctx), p.tp
     # between the worst pair of lanes
     pairs = [[ctx.rank(source, lane), ctx.rank(target, lane)] for lane in range(p.lanes)]
-    r = max(
-        (analytic.route(ctx.topology, pair, ring=False) for pair in pairs),
-        key=lambda r: r.inter_node,
-    )
-    seconds = analytic.send(r, size / slices)
-    if slices > 1 and not p.sequence_parallel:
-        within = analytic.route(ctx.topology, [ctx.rank(0, 0, t) for t in range(p.tp)])
-        seconds += analytic.all_gather(within, size)
+    worst = max(pairs, key=lambda pair: analytic.route(ctx.topology, pair, ring=False).inter_node)
+    r = analytic.route(ctx.topology, worst, ring=False)
+    slice_ranks = [ctx.rank(0, 0, t) for t in range(slices)]
+
+    def price(t: Topology) -> float:
+        seconds = analytic.send(analytic.route(t, worst, ring=False), size / slices)
+        if slices > 1 and not p.sequence_parallel:
+            seconds += analytic.all_gather(analytic.route(t, slice_ranks), size)
+        return seconds
+
     link = f"stage {source}->{target}"
     scope = "inter_node" if r.inter_node else "intra_node"
-    return Part(Signature("send-recv", link, "", "pp", scope), seconds, r.cv)
+    return Part(Signature("send-recv", link, "", "pp", scope), price, r.cv)
 
 
 def _comm(name: str, role: str, size: float, r: analytic.Route) -> Signature:
@@ -147,12 +160,12 @@ def parts(ctx: Context, kind: str, stage: int) -> list[Part]:
     layers = range(ctx.layers_of_stage[stage])
     first, last = stage == 0, stage == ctx.parallelism.plan.stages - 1
     if kind == "F":
-        out = [_ends(ctx, kind, "embedding")] if first else []
+        out = _ends(ctx, kind, "embedding") if first else []
         out += [part for i in layers for part in _layer(ctx, "F", i)]
-        return out + ([_ends(ctx, kind, "head")] if last else [])
-    out = [_ends(ctx, kind, "head")] if last else []
+        return out + (_ends(ctx, kind, "head") if last else [])
+    out = _ends(ctx, kind, "head") if last else []
     out += [part for i in reversed(layers) for part in _layer(ctx, kind, i)]
-    return out + ([_ends(ctx, kind, "embedding")] if first and kind != "B" else [])
+    return out + (_ends(ctx, kind, "embedding") if first and kind != "B" else [])
 
 
 def _timed(w: StageTimes, kind: str, stage: int) -> Part:
@@ -161,12 +174,28 @@ def _timed(w: StageTimes, kind: str, stage: int) -> Part:
     name = {"F": FORWARD, "BW": BACKWARD, "B": "input-grad-compute", "W": "weight-grad-compute"}[
         kind
     ]
-    return Part(Signature(name, f"stage {stage}"), seconds / (2 if kind in "BW" else 1) if kind != "BW" else seconds)  # fmt: skip
+    return fixed(Signature(name, f"stage {stage}"), seconds / (2 if kind in ("B", "W") else 1))
+
+
+def merged(kind: str, stage: int, of: Sequence[Part]) -> Part:
+    """All parts of an op as one, for steps in which nothing varies."""
+    times = Counter(of)
+
+    def price(t: Topology) -> float:
+        return sum(n * part.price(t) for part, n in times.items())
+
+    return Part(Signature(f"{NAMES[kind]}-all", f"stage {stage}"), price)
+
+
+def fixed(signature: Signature, seconds: float) -> Part:
+    """Compute of a known time."""
+    return Part(signature, lambda _: seconds)
 
 
 def _compute(ctx: Context, what: str, kind: str, work: Work, layer: int = -1) -> Part:
-    seconds = work.seconds(ctx.topology)
-    return Part(Signature(f"{what}-{NAMES[kind]}", f"{seconds:.6g} s"), seconds, layer=layer)
+    size = f"{work.flops:.6g} FLOP {work.traffic:.6g} B"
+    signature = Signature(f"{what}-{NAMES[kind]}", size)
+    return Part(signature, work.seconds, layer=layer)
 
 
 def _by_kind(forward: Work, kind: str) -> Work:
@@ -180,10 +209,17 @@ def _by_kind(forward: Work, kind: str) -> Work:
     return work
 
 
-def _ends(ctx: Context, kind: str, what: str) -> Part:
+def _ends(ctx: Context, kind: str, what: str) -> list[Part]:
+    """Embedding or output projection with its loss, both split over the vocabulary: rows are added up after
+    the embedding, largest score, sum and target's score after the projection, its gradient backwards."""
     w, p = ctx.workload, ctx.parallelism
     work = analytic.embedding(w, p) if what == "embedding" else analytic.head(w, p)
-    return _compute(ctx, what, kind, _by_kind(work, kind))
+    own = [_compute(ctx, what, kind, _by_kind(work, kind))]
+    if kind == "W" or (what == "embedding" and kind != "F"):
+        return own
+    loss = 3 * 4 * p.microbatch_size * w.sequence / p.cp
+    size = loss if what == "head" and kind == "F" else _activations(ctx)
+    return own + tensor_parallel(ctx, size, -1)
 
 
 def _layer(ctx: Context, kind: str, layer: int) -> list[Part]:

@@ -21,7 +21,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from prism import schema, traces, workload
 from prism.cluster import jobs as _jobs
 from prism.cluster.simulator import LARGEST_CV
-from prism.context import read_context
+from prism.context import Context, read_context
 from prism.fleet import read_fleet
 from prism.model import StepModel
 from prism.modelfile import read_model, to_dataset
@@ -76,6 +76,15 @@ class HotNodeParams(Spec):
     at: float = Field(gt=0.5, lt=1)
 
 
+class ScaleParams(Spec):
+    """`path`: the YAML of a context; numbers of replicas, the slow-down whose share is shown, draws."""
+
+    path: str
+    dp: Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=2)]
+    slowdown: PositiveFloat
+    draws: Draws
+
+
 class SchedulingParams(Spec):
     """Job log and cluster, the cv of run times, the number of seeds, what checkpoints cost."""
 
@@ -101,6 +110,7 @@ class Params(Spec):
     validation: ValidationParams
     hot_node: HotNodeParams
     scheduling: SchedulingParams
+    scale: ScaleParams
 
 
 def root() -> Path:
@@ -142,6 +152,11 @@ def open_fleet(name: str) -> xr.Dataset:
 def open_jobs(name: str) -> xr.Dataset:
     """Job log of the study."""
     return _named(name, _jobs.read_jobs)
+
+
+def open_context(name: str) -> Context:
+    """Context of the study."""
+    return _named(name, read_context)
 
 
 def open_model(

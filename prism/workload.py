@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -11,8 +12,10 @@ import xarray as xr
 from prism import analytic, schema, stepparts
 from prism import fleet as _fleet
 from prism.context import Context, StageTimes
+from prism.coupling import Coupling, Loading
 from prism.dag import WorkloadDAG
 from prism.dagbuilder import DagBuilder
+from prism.hardware import Efficiency
 from prism.model import StepModel
 from prism.montecarlo import propagate, sample_durations
 from prism.pools import DurationPool, Fixed, LogNormal, Scaled
@@ -21,7 +24,7 @@ from prism.signature import PoolKey, Signature, stable_hash
 from prism.stepparts import BACKWARD, FORWARD, OPTIMIZER, Part
 
 __all__ = [
-    "BACKWARD", "FORWARD", "OPTIMIZER", "analytic_pools", "build_dag", "model_from_context", "synthetic_steps",
+    "BACKWARD", "FORWARD", "OPTIMIZER", "analytic_pools", "build_dag", "deterministic_step", "model_from_context", "synthetic_steps",
 ]  # fmt: skip
 
 
@@ -60,7 +63,7 @@ def analytic_pools(
     ----------
     ctx : Context
     variability : Dataset of `read_fleet` or DurationPool with mean 1, optional
-        How compute varies around its mean. None: it does not.
+        How compute varies around its mean. None: as ``ctx.variability`` says.
     kernel : str, optional
         Which kernel of the fleet stands for compute; its first if not given.
     communication : DurationPool with mean 1, optional
@@ -80,7 +83,7 @@ def model_from_context(
     kernel: str | None = None,
     communication: DurationPool | None = None,
 ) -> StepModel:
-    """Analytic means (`prism.analytic`), spread from a fleet.
+    """Analytic means (`prism.analytic`), spread from a fleet, coupling as ``ctx.variability`` says.
 
     Parameters
     ----------
@@ -100,12 +103,27 @@ def model_from_context(
     if not isinstance(ctx.workload, StageTimes):
         analytic.check_memory(ctx)
     step = _Step(ctx)
-    return StepModel(step.dag, _pools(step, variability, kernel, communication), source="synthetic")
+    pools = _pools(step, variability, kernel, communication)
+    return StepModel(step.dag, pools, _coupling(ctx, step.dag), source="synthetic")
+
+
+def _coupling(ctx: Context, dag: WorkloadDAG) -> Coupling:
+    """Loadings of the context's variability, for every kind of op of the graph."""
+    v = ctx.variability
+    compute = {
+        n: Loading(a) for n in ("step", "node", "rank", "microbatch") if (a := getattr(v, n))
+    }
+    shared = {"step": Loading(v.communication_step)} if v.communication_step else {}
+    by_kind = {s.op: compute if s.role == "compute" else shared for s in dag.signatures}
+    return Coupling({kind: levels for kind, levels in by_kind.items() if levels})
 
 
 def _pools(step: _Step, variability, kernel, communication) -> dict[PoolKey, DurationPool]:
     if isinstance(variability, xr.Dataset):
         variability = _fleet.relative_pool(variability, kernel)
+    cv = step.ctx.variability.compute_cv
+    if variability is None and cv > 0:
+        variability = LogNormal.from_moments(1.0, cv)
     pools: dict[PoolKey, DurationPool] = {}
     for signature, part in step.parts.items():
         shape = variability
@@ -113,16 +131,36 @@ def _pools(step: _Step, variability, kernel, communication) -> dict[PoolKey, Dur
             shape = communication
             if shape is None and part.cv > 0:
                 shape = LogNormal.from_moments(1.0, part.cv)
-        varies = shape is not None and part.seconds > 0
-        pools[PoolKey(signature)] = Scaled(shape, part.seconds) if varies else Fixed(part.seconds)
+        mean = part.price(step.ctx.topology)
+        varies = shape is not None and mean > 0
+        pools[PoolKey(signature)] = Scaled(shape, mean) if varies else Fixed(mean)
     return pools
+
+
+def deterministic_step(ctx: Context) -> Callable[[Efficiency], float]:
+    """Step time of a context if nothing varies, as a function of what its hardware reaches.
+
+    The graph is built once; another efficiency changes means only. What a rank does one after the other is one op
+    of it, which is exact where nothing varies.
+    """
+    step = _Step(ctx, merged=True)
+    # lanes that do not vary are alike: one stands for all
+    dag = replace(step.dag, lanes=1)
+
+    def seconds(efficiency: Efficiency) -> float:
+        topology = ctx.topology.model_copy(update={"efficiency": efficiency})
+        mean = np.array([step.parts[s].price(topology) for s in dag.signatures])
+        _, finish = propagate(dag, mean[dag.signature][:, None])
+        return float(finish.max())
+
+    return seconds
 
 
 class _Step:
     """Builds the graph, and remembers the mean of every signature."""
 
-    def __init__(self, ctx: Context) -> None:
-        self.ctx, p = ctx, ctx.parallelism
+    def __init__(self, ctx: Context, *, merged: bool = False) -> None:
+        self.ctx, self.merged, p = ctx, merged, ctx.parallelism
         self.plan = p.plan
         self.slices = 1 if p.fold_tp else p.tp
         self.width = p.tp if p.fold_tp else 1
@@ -131,7 +169,7 @@ class _Step:
         }
         self.builder = DagBuilder(replicas=p.lanes, groups=leaders)
         self.parts: dict[Signature, Part] = {}
-        self._cache: dict[tuple[str, int], list[Part]] = {}
+        self._cache: dict[tuple, list[Part]] = {}
         #: (kind, flow, stage, microbatch) -> ops of each slice that finish it
         self.done: dict[tuple, list[list[int]]] = {}
         #: pipeline rank -> ops of each slice that the next one there waits for
@@ -165,10 +203,12 @@ class _Step:
     def _template_rank(self, rank: int, t: int) -> int:
         return rank * self.slices + t
 
-    def _parts(self, op: Op) -> list[Part]:
-        key = (op.kind, op.stage)
+    def _parts(self, op: Op, *, alone: bool) -> list[Part]:
+        merged = self.merged and alone and op not in self.last_backward
+        key = (op.kind, op.stage, merged)
         if key not in self._cache:
-            self._cache[key] = stepparts.parts(self.ctx, *key)
+            parts = stepparts.parts(self.ctx, op.kind, op.stage)
+            self._cache[key] = [stepparts.merged(op.kind, op.stage, parts)] if merged else parts
         return self._cache[key]
 
     def _slot(self, rank: int, ops: list[Op]) -> None:
@@ -179,7 +219,7 @@ class _Step:
                 start[t] += arrived
         at = [start] * len(ops)  # where each op has got to
         gpu = [[] for _ in range(self.slices)]  # compute takes turns
-        for turn in zip_longest(*map(self._parts, ops)):
+        for turn in zip_longest(*(self._parts(op, alone=len(ops) == 1) for op in ops)):
             for i, part in enumerate(turn):
                 if part is None:
                     continue
@@ -272,8 +312,8 @@ class _Step:
         if isinstance(ctx.workload, StageTimes):
             if p.dp > 1:
                 self._reduce(rank, [self._times_reduce(rank)], end)
-            seconds, weights = ctx.workload.optimizer_s, 0.0
-            optimizer = Part(Signature(OPTIMIZER), seconds)
+            weights = 0.0
+            optimizer = stepparts.fixed(Signature(OPTIMIZER), ctx.workload.optimizer_s)
         else:
             held = [s for flow in self.plan.placement for s, r in enumerate(flow) if r == rank]
             if not p.overlap_gradients:
@@ -282,8 +322,10 @@ class _Step:
                         self._reduce(rank, stepparts.layer_gradients(ctx, layer), end)
             self._reduce(rank, stepparts.end_gradients(ctx, held), end)
             weights = sum(analytic.stage_parameters(ctx, s) for s in held)
-            seconds = analytic.optimizer_seconds(ctx, weights)
-            optimizer = Part(Signature(OPTIMIZER, f"{seconds:.6g} s"), seconds)
+            optimizer = Part(
+                Signature(OPTIMIZER, f"{weights:.6g} weights"),
+                lambda t: analytic.optimizer_seconds(t, p, weights),
+            )
         at = self._add(
             rank, optimizer, [a + r for a, r in zip(end, self.reduced[rank], strict=True)]
         )
@@ -292,12 +334,15 @@ class _Step:
 
     def _times_reduce(self, rank: int) -> Part:
         ctx = self.ctx
-        r = analytic.route(
-            ctx.topology, [ctx.rank(rank, lane) for lane in range(ctx.parallelism.lanes)]
-        )
+        ranks = [ctx.rank(rank, lane) for lane in range(ctx.parallelism.lanes)]
+        r = analytic.route(ctx.topology, ranks)
         scope = "inter_node" if r.inter_node else "intra_node"
-        seconds = analytic.all_reduce(r, ctx.workload.gradient_bytes)
-        return Part(Signature("all_reduce", f"stage {rank}", "", "dp", scope), seconds, r.cv, "all")
+        return Part(
+            Signature("all_reduce", f"stage {rank}", "", "dp", scope),
+            lambda t: analytic.all_reduce(analytic.route(t, ranks), ctx.workload.gradient_bytes),
+            r.cv,
+            "all",
+        )
 
 
 def _leaders(groups: list[list[int]], lanes: int) -> np.ndarray:

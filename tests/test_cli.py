@@ -103,3 +103,53 @@ def test_bad_input_is_one_line_and_status_2(root, arguments, message):
 def test_too_few_draws_are_refused(straggler_trace, capsys):
     assert cli.main(["simulate", str(straggler_trace), "--draws", "58"]) == 2
     assert "simulate at least 59" in capsys.readouterr().err
+
+
+SPEC = """
+workload: {preset: llama3-8b, layers: 8}
+parallelism: {dp: 2, tp: 4, pp: 2, microbatches: 4, zero: 1}
+topology: {preset: dgx-h100, nodes: 2}
+variability: {compute_cv: 0.03, step: 0.3, microbatch: 0.3}
+"""
+
+
+def test_a_spec_is_simulated_without_python(tmp_path, capsys):
+    file, steps = tmp_path / "job.yaml", tmp_path / "steps.csv"
+    file.write_text(SPEC)
+    assert (
+        cli.main(
+            ["simulate", str(file), "--draws", "300", "--json", "--out", str(tmp_path / "x.nc")]
+        )
+        == 0
+    )
+    said = json.loads(capsys.readouterr().out)
+    q = said["simulated"]
+    assert said["without_variability"] < q["p5"] < q["p50"] < q["p95"] < said["guarantee"]["bound"]
+    low, high = said["p95_interval"]
+    assert low <= q["p95"] <= high
+    assert said["gpus"] == 16 and said["replicas"] == 2
+    assert 0 < said["memory_bytes"] < said["gpu_memory_bytes"]
+    assert xr.load_dataset(tmp_path / "x.nc").sizes["draw"] == 300
+    steps.write_text("step_time_ms\n" + "\n".join(str(1e3 * q["p50"]) for _ in range(5)) + "\n")
+    assert cli.main(["simulate", str(file), "--draws", "300", "--measured", str(steps)]) == 0
+    out = capsys.readouterr().out
+    assert "against 5 measured steps: KS 0.5" in out and "on the longest path" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("llama3-8b", "lama3-8b"), "no preset 'lama3-8b'; near it: llama3-8b"),
+        (("tp: 4", "tp: 8"), "dp 2 x tp 8 x pp 2 = 32 ranks, but 2 nodes x 8 GPUs = 16"),
+        (("layers: 8", "layers: 9"), "9 layers (or 11 with embedding and output) do not divide by 2"),
+        (("step: 0.3", "step: 0.99"), "squares of step, node, rank and microbatch add up to 1.07, over 1"),
+        (("layers: 8", "layers: 800, sequence: 65536"), "GB too much"),
+        (("step: 0.3", "rank: 0.3"), "folds several ranks into one op"),
+    ],
+)  # fmt: skip
+def test_a_spec_that_cannot_be_is_one_line(tmp_path, capsys, change, message):
+    file = tmp_path / "job.yaml"
+    file.write_text(SPEC.replace(*change))
+    assert cli.main(["simulate", str(file), "--draws", "100"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1

@@ -1,0 +1,239 @@
+"""From a model's shape to the graph of its step: exactness of what is folded, collectives where they belong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from prism import analytic, stats, stepparts, workload
+from prism.analytic import MemoryShortage
+from prism.context import Context, Parallelism, Topology, Workload, read_context
+from prism.coupling import Coupling, Loading
+from prism.montecarlo import simulate
+from prism.pools import LogNormal, Scaled
+from prism.specs import SpecError
+
+SHAPE = LogNormal.from_moments(1.0, 0.1)
+
+
+def context(
+    model="megatron-22b", topology="dgx-a100", *, sizes=None, machine=None, **how
+) -> Context:
+    """A small job on a published machine: few layers of a published model."""
+    p = Parallelism(**how)
+    return Context(
+        workload=Workload.preset(model, **({"layers": 4} | (sizes or {}))),
+        parallelism=p,
+        topology=Topology.preset(
+            topology, **({"nodes": p.lanes * p.tp * p.pp // 8} | (machine or {}))
+        ),
+    )
+
+
+JOBS = {
+    "replicated": {"dp": 4, "tp": 2, "pp": 2, "microbatches": 4},
+    "sharded": {"dp": 4, "tp": 2, "pp": 2, "microbatches": 4, "zero": 1},
+    "hybrid": {"dp": 4, "tp": 4, "pp": 1, "microbatches": 2, "zero": 3, "shard": 2},
+    "late": {"dp": 4, "tp": 2, "pp": 2, "microbatches": 4, "overlap_gradients": False},
+    "context": {"dp": 2, "cp": 2, "tp": 2, "pp": 2, "microbatches": 2},
+    "interleaved": {"dp": 2, "tp": 2, "pp": 2, "microbatches": 4, "schedule": "interleaved_1f1b"},
+    "bidirectional": {"dp": 2, "tp": 2, "pp": 2, "microbatches": 4, "schedule": "dualpipe"},
+    "zero bubble": {"dp": 2, "tp": 2, "pp": 2, "microbatches": 4, "schedule": "zb_h1"},
+    "recomputed": {"dp": 2, "tp": 2, "pp": 2, "microbatches": 2, "recompute": "full"},
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_lanes_equal_the_graph_written_out_draw_by_draw_invariant(job):
+    """With a coupling at every level and one hot replica."""
+    ctx = context(**JOBS[job])
+    model = workload.model_from_context(ctx, variability=SHAPE)
+    kinds = {s.op for s in model.dag.signatures if s.role == "compute"}
+    levels = {"step": Loading(0.4), "microbatch": Loading(0.4)}
+    model = model.replace(coupling=Coupling(dict.fromkeys(kinds, levels)))
+    np.testing.assert_array_equal(steps(model), steps(model.replace(dag=model.dag.unroll())))
+    hot = steps(_hot(model, replica=1))
+    written = steps(_hot(model.replace(dag=model.dag.unroll()), replica=1))
+    np.testing.assert_allclose(hot, written, rtol=1e-14)  # scaled in another order
+    assert np.all(hot >= steps(model)) and np.any(hot > steps(model))
+
+
+def steps(model) -> np.ndarray:
+    return simulate(model, 60, seed=3)["step_time"].values
+
+
+def _hot(model, replica: int):
+    """All compute of a replica slower, whether it is a lane or written out."""
+    dag = model.dag
+    compute = np.array([s.role == "compute" for s in dag.signatures])[dag.signature]
+    there = np.arange(dag.lanes) == replica if dag.lanes > 1 else (dag.replica == replica)[:, None]
+    return model.override(compute[:, None] & there, lambda op, pool: Scaled(pool, 1.3))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_one_op_for_what_follows_each_other_is_exact_without_variance_invariant(job):
+    ctx = context(**JOBS[job])
+    still = simulate(workload.model_from_context(ctx).at_mean, 1)["step_time"].values[0]
+    assert workload.deterministic_step(ctx)(ctx.topology.efficiency) == pytest.approx(
+        still, rel=1e-12
+    )
+
+
+def test_folded_tensor_parallel_ranks_are_those_written_out_against_theory():
+    """Between two collectives stands one op, so that the largest of eight is what the next one waits for."""
+    times = {}
+    for fold in (True, False):
+        ctx = context(tp=8, microbatches=2, fold_tp=fold, sizes={"layers": 2})
+        model = workload.model_from_context(ctx, variability=SHAPE)
+        times[fold] = simulate(model, 4000, seed=int(fold))["step_time"].values
+    limit = 1.63 * np.sqrt(2 / 4000)
+    assert stats.ks_distance(times[True], times[False]) < limit
+    alone = context(tp=8, microbatches=2, sizes={"layers": 2})
+    model = workload.model_from_context(alone, variability=SHAPE)
+    narrow = model.replace(dag=_width_one(model.dag))
+    wrong = simulate(narrow, 4000, seed=2)["step_time"].values
+    assert stats.ks_distance(wrong, times[False]) > 5 * limit  # one rank is not eight
+
+
+def _width_one(dag):
+    from dataclasses import replace
+
+    return replace(dag, width=np.ones_like(dag.width))
+
+
+def test_a_step_without_pipeline_is_the_sum_of_its_parts_against_theory():
+    ctx = context(tp=8, microbatches=3, microbatch_size=2)
+    t = ctx.topology
+    parts = [p for kind in ("F", "BW") for p in stepparts.parts(ctx, kind, 0)]
+    once = sum(p.price(t) for p in parts)
+    weights = analytic.stage_parameters(ctx, 0)
+    whole = 3 * once + analytic.optimizer_seconds(t, ctx.parallelism, weights)
+    assert workload.deterministic_step(ctx)(t.efficiency) == pytest.approx(whole, rel=1e-9)
+
+
+def count(dag, role: str) -> int:
+    return int(sum(dag.signatures[s].role == role for s in dag.signature))
+
+
+@pytest.mark.parametrize(
+    ("how", "role", "expected"),
+    [
+        # two blocks a layer and direction; after the embedding, the loss and the loss's gradient
+        ({"tp": 8, "microbatches": 3}, "tp", (4 * 2 * 2 + 3) * 3),
+        ({"tp": 8, "microbatches": 3, "recompute": "full"}, "tp", (4 * 3 * 2 + 3) * 3),
+        # both ways between two stages
+        ({"tp": 4, "pp": 2, "microbatches": 3}, "pp", 2 * 3),
+        # one reduction a layer and one of the embedding
+        ({"dp": 8, "microbatches": 3}, "dp", 4 + 1),
+        ({"dp": 8, "microbatches": 3, "zero": 1}, "dp", 4 + 1 + 1),
+        # sharded weights: a gather a layer, direction and microbatch as well
+        ({"dp": 8, "microbatches": 3, "zero": 3}, "dp", 4 * 2 * 3 + 4 + 1),
+        # keys and values forwards, the same and their gradients backwards
+        ({"tp": 4, "cp": 2, "microbatches": 3}, "cp", 4 * 3 * 3),
+    ],
+)
+def test_collectives_are_as_many_as_they_should_be_against_theory(how, role, expected):
+    assert count(workload.build_dag(context(**how)), role) == expected
+
+
+def test_experts_are_reached_by_four_exchanges_a_layer_and_reduced_apart():
+    ctx = context(
+        "mixtral-8x22b", "dgx-h200", dp=8, ep=8, tp=2, microbatches=2, sizes={"layers": 2}, zero=1
+    )
+    dag = workload.build_dag(ctx)
+    assert count(dag, "ep") == 2 * 2 * 2 * 2
+    assert "experts-all-reduce" not in {
+        s.op for s in dag.signatures
+    }  # all experts are spread over all lanes
+    half = context(
+        "mixtral-8x22b", "dgx-h200", dp=8, ep=4, tp=2, microbatches=2, sizes={"layers": 2}, zero=1
+    )
+    assert count(workload.build_dag(half), "dp") == count(dag, "dp") + 2
+
+
+def test_more_bandwidth_and_better_placement_never_cost_invariant():
+    times = []
+    for inter in (12.5e9, 25e9, 50e9):
+        machine = {"inter_node": {"bandwidth": inter}}
+        ctx = context(dp=8, tp=2, microbatches=2, machine=machine)
+        times.append(workload.deterministic_step(ctx)(ctx.topology.efficiency))
+    assert times[0] > times[1] > times[2]
+
+
+def test_oversubscribed_pods_are_left_out_by_rails_and_by_neighbours():
+    """Ranks 0, 8, 16, 24 sit at one place of four nodes in two pods."""
+    base = {"nodes_per_pod": 2, "oversubscription": 4.0}
+    plain, rails = (Topology.preset("dgx-a100", nodes=4, rails=r, **base) for r in (False, True))
+    across, within = [0, 8, 16, 24], [0, 8]
+    free = analytic.route(Topology.preset("dgx-a100", nodes=4), across).bandwidth
+    assert analytic.route(plain, across).bandwidth == pytest.approx(free / 4)
+    assert analytic.route(rails, across).bandwidth == pytest.approx(free)
+    assert analytic.route(plain, within).bandwidth == pytest.approx(free)
+    mixed = [0, 9, 16, 25]
+    assert analytic.route(rails, mixed).bandwidth == pytest.approx(free / 4)
+
+
+@pytest.mark.parametrize(
+    ("n", "size"), [(2, 1e3), (8, 1e6), (64, 1e9)]
+)  # fmt: skip
+def test_collectives_against_theory(n, size):
+    r = analytic.Route(n, 1e-5, 1e10, False, 0.0)
+    ring = 2 * (n - 1) * 1e-5 + 2 * (n - 1) / n * size / 1e10
+    tree = 2 * np.ceil(np.log2(n)) * 1e-5 + 2 * size / 1e10
+    assert analytic.all_reduce(r, size) == pytest.approx(min(ring, tree))
+    assert analytic.all_gather(r, size) == pytest.approx((n - 1) * 1e-5 + (n - 1) / n * size / 1e10)
+
+
+def test_layers_may_be_fewer_at_both_ends():
+    ctx = context("llama3-405b", "dgx-h200", tp=8, pp=16, dp=1, microbatches=16, zero=0, recompute="full",
+                  sizes={"layers": 126})  # fmt: skip
+    assert ctx.layers_of_stage == (7, *(8,) * 14, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Workload.preset("lama3-70b"), "no preset 'lama3-70b'; near it: llama3-70b"),
+        (lambda: Topology.preset("dgx-h10", nodes=1), "near it: dgx-h100"),
+        (lambda: context(tp=8, pp=3, microbatches=6, sizes={"layers": 48}, machine={"nodes": 2}), "24 ranks, but 2 nodes x 8 GPUs = 16"),
+        (lambda: context(tp=8, pp=7, microbatches=7, sizes={"layers": 48}), "48 layers .* do not divide by 7 virtual stages; .*6.* do"),
+        (lambda: context(tp=8, sizes={"heads": 12, "head_dim": 64}), "heads 12 does not divide by tp 8; 1, 2, 4 do"),
+        (lambda: Parallelism(dp=4, ep=3), "ep 3 does not divide dp x cp = 4; 1, 2, 4 do"),
+        (lambda: Parallelism(dp=4, shard=2), "shard 2 needs zero 1, 2 or 3"),
+        (lambda: Parallelism(schedule="1f1c"), "schedule: '1f1c' is not one of"),
+        (lambda: Parallelism(pp=4, microbatches=6, schedule="interleaved_1f1b"), "multiple of 4 microbatches, got 6"),
+        (lambda: context(tp=16, microbatches=1, sizes={"layers": 4}), "tp 16 spans nodes of 8 GPUs: set fold_tp to false"),
+        (lambda: context(tp=8, cp=3, sizes={"sequence": 2048}), "a sequence of 2048 does not divide by cp 3"),
+    ],
+)  # fmt: skip
+def test_specs_that_cannot_be_say_what_can(make, message):
+    with pytest.raises(ValidationError, match=message):
+        make()
+
+
+def test_a_model_that_does_not_fit_says_by_how_much_and_what_would():
+    ctx = context("gpt3-175b", tp=8, sizes={"layers": 24})
+    with pytest.raises(
+        MemoryShortage, match=r"stage 0 needs .* GB too much; .*or zero|stage 0 needs .* needed"
+    ):
+        workload.model_from_context(ctx)
+    wide = context("gpt3-175b", tp=8, dp=8, sizes={"layers": 24})
+    with pytest.raises(MemoryShortage, match=r"zero: 1 or zero: 2 or zero: 3.* would do"):
+        workload.model_from_context(wide)
+
+
+def test_a_spec_file_names_presets_and_changes_them(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "workload: {preset: llama3-8b, layers: 16}\n"
+        "parallelism: {dp: 4, tp: 4, microbatches: 2, zero: 1}\n"
+        "topology: {preset: dgx-h100, nodes: 2, inter_node: {latency: 1.0e-5}}\n"
+    )
+    ctx = read_context(file)
+    assert ctx.workload.layers == 16 and ctx.workload.hidden == 4096
+    assert ctx.topology.inter_node.latency == 1e-5 and ctx.topology.inter_node.bandwidth == 50e9
+    file.write_text(file.read_text().replace("llama3-8b", "llama"))
+    with pytest.raises(SpecError, match=r"workload: no preset 'llama'; near it: .*llama3") as fault:
+        read_context(file)
+    assert "\n" not in str(fault.value)
