@@ -49,10 +49,10 @@ _HOME = {
         "Scaled",
         "Shifted",
     ),
-    "prism.scenarios": (
-        "HotNode",
-        "sweep",
-    ),
+    "prism.attribution": ("ablate",),
+    "prism.placement": ("optimise_placement",),
+    "prism.scenarios": ("HotNode",),
+    "prism.sweeping": ("sweep",),
     "prism.signature": (
         "PoolKey",
         "Signature",

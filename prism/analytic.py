@@ -13,8 +13,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from prism.architecture import Workload
+from prism.architecture import Recommender, Workload
 from prism.context import Context, Parallelism
 from prism.hardware import Topology
 
@@ -124,6 +125,23 @@ def head(w: Workload, p: Parallelism) -> Work:
     return Work((2 * tokens * w.hidden * w.vocab / p.tp,), (), tokens * w.vocab / p.tp * 3 * 4)
 
 
+def dense(widths: Sequence[int], samples: int) -> Work:
+    """Dense layers one after the other, forwards, each with its activation."""
+    products = tuple(2.0 * samples * a * b for a, b in pairwise(widths))
+    return Work(products, (), 2 * HALF * samples * float(sum(widths[1:])))
+
+
+def pooled_rows(w: Recommender, samples: float, tables: float) -> Work:
+    """Rows of 32-bit numbers read and added up, of so many samples and tables."""
+    return Work((), (), 4 * samples * tables * (w.pooling + 1) * w.dimension)
+
+
+def interaction(w: Recommender) -> Work:
+    """Products of all pairs of embeddings, forwards."""
+    n = w.tables + 1
+    return Work((), (2.0 * w.batch * n * n * w.dimension,), HALF * w.batch * n * w.dimension * 2)
+
+
 def optimizer_seconds(t: Topology, p: Parallelism, weights: float) -> float:
     """Adam over those of a rank's weights that it keeps the state of."""
     share = (p.shard or p.lanes) if p.zero else 1
@@ -207,6 +225,9 @@ def send(r: Route, size: float) -> float:
 def memory_bytes(ctx: Context) -> list[float]:
     """Bytes on a GPU of each pipeline rank: weights, gradients, optimizer state and kept activations."""
     w, p = ctx.workload, ctx.parallelism
+    if isinstance(w, Recommender):
+        rows = 4.0 * 2 * w.rows * w.dimension * w.tables / p.lanes  # a row and its accumulator
+        return [rows + 16.0 * w.dense_parameters + 4.0 * w.batch * (w.tables + 1) * w.dimension * 4]
     per_weight = _bytes_per_weight(p)
     out = []
     peaks = p.plan.peak_activations()

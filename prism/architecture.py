@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from prism.hardware import with_preset
 from prism.specs import Spec
+
+Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=2)]
 
 
 class Workload(Spec):
@@ -122,3 +125,62 @@ class Workload(Spec):
             4 * self.sequence * self.heads * self.width * (0.5 if self.flash_attention else 1.0)
         )
         return 3 * (self.layers * (2 * active + scores) + 2 * self.embedding_parameters)
+
+
+class Recommender(Spec):
+    """A recommendation model in the shape of DLRM (Naumov et al. 2019): tables of embeddings spread over all
+    ranks, dense layers on every rank.
+
+    Attributes
+    ----------
+    tables, rows, dimension, pooling : int
+        Embedding tables of so many rows and numbers each; rows that a sample adds up from each.
+    bottom, top : tuple of int
+        Widths of the dense layers before and after the interaction, the input's first.
+    batch : int
+        Samples on a rank.
+    """
+
+    tables: PositiveInt
+    rows: PositiveInt
+    dimension: PositiveInt
+    pooling: PositiveInt
+    bottom: Widths
+    top: Widths
+    batch: PositiveInt
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, given: Any) -> Any:
+        return with_preset("workloads", given)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recommender:
+        if self.bottom[-1] != self.dimension:
+            raise ValueError(
+                f"the last of bottom, {self.bottom[-1]}, must be the dimension of embeddings, {self.dimension}"
+            )
+        return self
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Recommender:
+        """A published model; see `prism/presets/workloads.yaml`.
+
+        Examples
+        --------
+        >>> Recommender.preset("dlrm-mlperf").tables
+        26
+        """
+        return cls.model_validate({"preset": name} | changes)
+
+    @property
+    def interaction_width(self) -> int:
+        """Products of all pairs of embeddings and the dense features, and these features."""
+        n = self.tables + 1
+        return n * (n - 1) // 2 + self.dimension
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights of the dense layers."""
+        bottom = sum(a * b for a, b in pairwise(self.bottom))
+        return bottom + sum(a * b for a, b in pairwise((self.interaction_width, *self.top)))

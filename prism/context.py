@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from prism.architecture import Workload
-from prism.hardware import Gpu, Link, Topology
+from prism.architecture import Recommender, Workload
+from prism.hardware import Gpu, Link, Topology, presets
 from prism.schedules import SCHEDULES, Schedule
 from prism.specs import Spec, read_spec
 
@@ -25,6 +25,7 @@ __all__ = [
     "Gpu",
     "Link",
     "Parallelism",
+    "Recommender",
     "StageTimes",
     "Topology",
     "Variability",
@@ -168,9 +169,11 @@ class Variability(Spec):
 
 def _workload(given: Any) -> Any:
     """Stage times or a model's shape, by what is there."""
-    if isinstance(given, dict):
-        return (StageTimes if "forward_s" in given else Workload).model_validate(given)
-    return given
+    if not isinstance(given, dict):
+        return given
+    fields = set(given) | set(presets("workloads").get(str(given.get("preset")), ()))
+    kind = StageTimes if "forward_s" in fields else Recommender if "tables" in fields else Workload
+    return kind.model_validate(given)
 
 
 class Context(Spec):
@@ -195,7 +198,7 @@ class Context(Spec):
     (20, 20, 20, 20)
     """
 
-    workload: Annotated[StageTimes | Workload, BeforeValidator(_workload)]
+    workload: Annotated[StageTimes | Recommender | Workload, BeforeValidator(_workload)]
     parallelism: Parallelism
     topology: Topology
     variability: Variability = Variability()
@@ -213,6 +216,15 @@ class Context(Spec):
             )
         if isinstance(self.workload, StageTimes):
             self._check_times()
+        elif t.gpu is None:
+            raise ValueError(
+                "topology.gpu is missing; a model's shape needs it (or a topology preset)"
+            )
+        elif isinstance(self.workload, Recommender):
+            if (p.tp, p.cp, p.ep, p.pp, p.zero) != (1, 1, 1, 1, 0):
+                raise ValueError(
+                    "a recommender spreads its tables over dp; tp, cp, ep, pp are 1, zero is 0"
+                )
         else:
             self._check_shape()
         return self
@@ -232,10 +244,6 @@ class Context(Spec):
 
     def _check_shape(self) -> None:
         w, p, t = self.workload, self.parallelism, self.topology
-        if t.gpu is None:
-            raise ValueError(
-                "topology.gpu is missing; a model's shape needs it (or a topology preset)"
-            )
         for name, whole in (("heads", w.heads), ("ffn", w.ffn)):
             if whole % p.tp:
                 fit = [n for n in (1, 2, 4, 8, 16, 32) if whole % n == 0]

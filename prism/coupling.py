@@ -108,6 +108,12 @@ class Coupling:
                 )
         object.__setattr__(self, "event_scores", MappingProxyType(scores))
 
+    def __reduce__(self):
+        # read-only views of mappings cannot be sent to another process
+        loadings = {kind: dict(levels) for kind, levels in self.loadings.items()}
+        scores = {kind: dict(classes) for kind, classes in self.event_scores.items()}
+        return Coupling, (loadings, dict(self.events), scores)
+
     @classmethod
     def independent(cls) -> Coupling:
         """No coupling: the assumption of the PRISM paper."""

@@ -58,6 +58,11 @@ class StepModel:
         for (op, lane), pool in self.overrides.items():
             self._check_override(op, lane, pool)
 
+    def __reduce__(self):
+        # read-only views of mappings cannot be sent to another process
+        state = (self.dag, dict(self.pools), self.coupling, dict(self.overrides), self.source)
+        return StepModel, state
+
     def _refuse_missing(self, lacking: set[int]) -> None:
         whole = {op for op, lane in self.overrides if lane == -1}
         ops = [

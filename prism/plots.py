@@ -136,6 +136,36 @@ def exceedance(ds: xr.Dataset, slowdown: float, ax):
     return label_source(ax, ds)
 
 
+def shares(ds: xr.Dataset, ax):
+    """What components add to p95, alone, last and on average over all orders (`prism.ablate`)."""
+    places = np.arange(ds.sizes["component"])
+    for i, name in enumerate(("alone", "shapley", "last")):
+        y, (low, high) = 1e3 * ds[name].values, 1e3 * ds[f"{name}_interval"].values.T
+        error = np.maximum([y - low, high - y], 0)
+        ax.errorbar(
+            places + 0.2 * (i - 1), y, yerr=error, fmt="o", markersize=3, capsize=2, label=name
+        )
+    ax.axhline(0, color="0.5", linewidth=0.6)
+    ax.set_xticks(places, ds["component"].values)
+    ax.set(ylabel="added to p95 (ms)")
+    ax.legend()
+    return label_source(ax, ds)
+
+
+def savings(ds: xr.Dataset, ax, most: int = 8):
+    """p95 saved if ops never varied, the largest first (`prism.attribution.steadying`)."""
+    top = ds.isel(signature=slice(most))
+    x, (low, high) = 1e3 * top["saved"].values, 1e3 * top["saved_interval"].values.T
+    places = np.arange(x.size)[::-1]
+    ax.errorbar(
+        x, places, xerr=np.maximum([x - low, high - x], 0), fmt="o", markersize=3, capsize=2
+    )
+    ax.axvline(0, color="0.5", linewidth=0.6)
+    ax.set_yticks(places, top["signature"].values)
+    ax.set(xlabel="p95 saved (ms)")
+    return label_source(ax, ds)
+
+
 def increases(ds: xr.Dataset, ax):
     """``increase(scenario)`` with its interval, in per cent. A scenario called ``place, kind`` is put
     at its place, in the colour of its kind."""

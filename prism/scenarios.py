@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,6 @@ import xarray as xr
 from prism import schema, stats
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
-from prism.montecarlo import simulate
 from prism.pools import DurationPool, Fixed, Scaled
 from prism.signature import Category, Signature
 
@@ -40,6 +39,8 @@ class Frozen:
     """
 
     components: tuple[str, ...]
+    #: what does not vary anyhow may be frozen
+    may_be_idle = True
 
     def __call__(self, model: StepModel) -> StepModel:
         named = {s: _names(s) for s in model.dag.signatures}
@@ -142,39 +143,6 @@ class HotNode:
         if self.fleet is not None and signature.category == Category.COMPUTE:
             return float(self.fleet.quantile(self.at)) * pool.mean
         return float(model.fleet_pool(op).quantile(self.at))
-
-
-def sweep(
-    model: StepModel, scenarios: Mapping[str, Scenario], draws: int = 1000, *, seed: int = 0
-) -> xr.Dataset:
-    """Simulate a model under several scenarios with common random numbers.
-
-    Draw d uses the same random numbers in every scenario, so differences between scenarios are not
-    noise and `prism.stats.increase` gives them a paired interval.
-
-    Parameters
-    ----------
-    model : StepModel
-    scenarios : mapping of name to scenario
-    draws, seed
-        As `simulate`.
-
-    Returns
-    -------
-    Dataset
-        ``step_time(scenario, draw)``, seconds.
-    """
-    if not scenarios:
-        raise ValueError("a sweep needs at least one scenario, none given")
-    runs = [simulate(change(model), draws, seed=seed) for change in scenarios.values()]
-    return schema.dataset(
-        {"step_time": (("scenario", "draw"), np.stack([r["step_time"].values for r in runs]))},
-        coords={"scenario": list(scenarios)},
-        made_by="prism.sweep",
-        source="synthetic" if "synthetic" in {r.attrs["source"] for r in runs} else "simulated",
-        seed=seed,
-        provenance=schema.provenance(runs[0]),
-    )
 
 
 def stages_by_node(dag: WorkloadDAG) -> dict[int, str]:

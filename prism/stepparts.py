@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prism import analytic
 from prism.analytic import Work
-from prism.context import Context, StageTimes, Topology
+from prism.context import Context, Recommender, StageTimes, Topology
 from prism.signature import Signature
 
 FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
@@ -157,6 +157,8 @@ def parts(ctx: Context, kind: str, stage: int) -> list[Part]:
     """
     if isinstance(ctx.workload, StageTimes):
         return [_timed(ctx.workload, kind, stage)]
+    if isinstance(ctx.workload, Recommender):
+        return _recommender(ctx, kind)
     layers = range(ctx.layers_of_stage[stage])
     first, last = stage == 0, stage == ctx.parallelism.plan.stages - 1
     if kind == "F":
@@ -190,6 +192,23 @@ def merged(kind: str, stage: int, of: Sequence[Part]) -> Part:
 def fixed(signature: Signature, seconds: float) -> Part:
     """Compute of a known time."""
     return Part(signature, lambda _: seconds)
+
+
+def _recommender(ctx: Context, kind: str) -> list[Part]:
+    """Lookups of every sample of all ranks in the tables that a rank holds, exchanged for those of its own samples
+    in all tables; dense layers before and after."""
+    w, lanes = ctx.workload, ctx.parallelism.lanes
+    bottom = analytic.dense(w.bottom, w.batch)
+    top = analytic.interaction(w) + analytic.dense((w.interaction_width, *w.top), w.batch)
+    rows = analytic.pooled_rows(w, w.batch * lanes, w.tables / lanes)
+    size = float(analytic.HALF * w.batch * w.tables * w.dimension)
+    exchange = [collective(ctx, "all-to-all", "all", size)] if lanes > 1 else []
+    if kind == "F":
+        return [_compute(ctx, "bottom", kind, bottom), _compute(ctx, "lookup", kind, rows), *exchange,
+                _compute(ctx, "top", kind, top)]  # fmt: skip
+    update = rows + rows  # rows are read, changed with their accumulators and written
+    return [_compute(ctx, "top", kind, _by_kind(top, kind)), *exchange, _compute(ctx, "lookup", kind, update),
+            _compute(ctx, "bottom", kind, _by_kind(bottom, kind))]  # fmt: skip
 
 
 def _compute(ctx: Context, what: str, kind: str, work: Work, layer: int = -1) -> Part:
@@ -306,8 +325,11 @@ def layer_gradients(ctx: Context, layer: int) -> list[Part]:
 
 
 def end_gradients(ctx: Context, stages: Sequence[int]) -> list[Part]:
-    """Gradients of embedding and output projection on a pipeline rank that holds these virtual stages."""
+    """Gradients of what belongs to no layer of a pipeline rank that holds these virtual stages: embedding and output
+    projection, or all dense weights of a recommender."""
     w, p = ctx.workload, ctx.parallelism
+    if isinstance(w, Recommender):
+        return reduced_gradients(ctx, w.dense_parameters)
     n = len({0, p.plan.stages - 1} & set(stages))
     return reduced_gradients(ctx, n * w.embedding_parameters / p.tp)
 

@@ -76,6 +76,13 @@ class HotNodeParams(Spec):
     at: float = Field(gt=0.5, lt=1)
 
 
+class AttributionParams(Spec):
+    """Simulated steps of each ablation, and how much slower the node is that is to be placed."""
+
+    draws: Draws
+    slow_node: float = Field(gt=1)
+
+
 class ScaleParams(Spec):
     """`path`: the YAML of a context; numbers of replicas, the slow-down whose share is shown, draws."""
 
@@ -111,6 +118,7 @@ class Params(Spec):
     hot_node: HotNodeParams
     scheduling: SchedulingParams
     scale: ScaleParams
+    attribution: AttributionParams
 
 
 def root() -> Path:

@@ -11,7 +11,7 @@ import xarray as xr
 
 from prism import analytic, schema, stepparts
 from prism import fleet as _fleet
-from prism.context import Context, StageTimes
+from prism.context import Context, Recommender, StageTimes, Workload
 from prism.coupling import Coupling, Loading
 from prism.dag import WorkloadDAG
 from prism.dagbuilder import DagBuilder
@@ -316,12 +316,16 @@ class _Step:
             optimizer = stepparts.fixed(Signature(OPTIMIZER), ctx.workload.optimizer_s)
         else:
             held = [s for flow in self.plan.placement for s, r in enumerate(flow) if r == rank]
-            if not p.overlap_gradients:
+            if not p.overlap_gradients and isinstance(ctx.workload, Workload):
                 for stage in held:
                     for layer in range(ctx.layers_of_stage[stage]):
                         self._reduce(rank, stepparts.layer_gradients(ctx, layer), end)
             self._reduce(rank, stepparts.end_gradients(ctx, held), end)
-            weights = sum(analytic.stage_parameters(ctx, s) for s in held)
+            weights = (
+                float(ctx.workload.dense_parameters)
+                if isinstance(ctx.workload, Recommender)
+                else sum(analytic.stage_parameters(ctx, s) for s in held)
+            )
             optimizer = Part(
                 Signature(OPTIMIZER, f"{weights:.6g} weights"),
                 lambda t: analytic.optimizer_seconds(t, p, weights),

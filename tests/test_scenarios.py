@@ -12,7 +12,8 @@ from prism import fleet, workload
 from prism.context import read_context
 from prism.model import StepModel
 from prism.pools import Empirical, Fixed, LogNormal, Scaled
-from prism.scenarios import HotNode, increases, stages_by_node, sweep, unchanged
+from prism.scenarios import HotNode, increases, stages_by_node, unchanged
+from prism.sweeping import sweep
 
 
 @pytest.fixture(scope="module")

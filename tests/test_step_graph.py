@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from prism import analytic, stats, stepparts, workload
 from prism.analytic import MemoryShortage
-from prism.context import Context, Parallelism, Topology, Workload, read_context
+from prism.context import Context, Parallelism, Recommender, Topology, Workload, read_context
 from prism.coupling import Coupling, Loading
 from prism.montecarlo import simulate
 from prism.pools import LogNormal, Scaled
@@ -237,3 +237,32 @@ def test_a_spec_file_names_presets_and_changes_them(tmp_path):
     with pytest.raises(SpecError, match=r"workload: no preset 'llama'; near it: .*llama3") as fault:
         read_context(file)
     assert "\n" not in str(fault.value)
+
+
+def recommender(gpus: int, **how) -> Context:
+    return Context(
+        workload=Recommender.preset("dlrm-mlperf"),
+        parallelism=Parallelism(dp=gpus, **how),
+        topology=Topology.preset("dgx-v100", nodes=gpus // 8),
+    )
+
+
+def test_a_recommender_exchanges_rows_both_ways_and_reduces_what_is_dense():
+    ctx = recommender(16)
+    dag = workload.build_dag(ctx)
+    names = [dag.signatures[s].op for s in dag.signature]
+    assert names.count("all-to-all") == 2 and names.count("all-reduce") == 1
+    assert names.count("lookup-forward") == 1
+    # every rank serves all samples in its share of the tables: the same work at any size
+    rows = {s.op: s.shape for s in dag.signatures if s.op.startswith("lookup")}
+    other = {s.op: s.shape for s in workload.build_dag(recommender(64)).signatures if s.op in rows}
+    assert rows == other
+    assert 1e-3 < workload.deterministic_step(ctx)(ctx.topology.efficiency) < 0.1
+    with pytest.raises(ValidationError, match="a recommender spreads its tables over dp"):
+        recommender(16, zero=1)
+
+
+def test_tables_that_do_not_fit_are_refused():
+    small = recommender(16).model_copy(update={"parallelism": Parallelism(dp=1)})
+    with pytest.raises(MemoryShortage):
+        analytic.check_memory(small)

@@ -1,0 +1,112 @@
+"""What slow ops of a measured job cost: replays in which all ops but those of a group are as they should be.
+
+The question, and the measure, of Lin et al. (OSDI 2025): an ideal op of a kind takes the mean over all ranks and steps
+if it computes and the median if it communicates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from prism import schema
+from prism.dag import WorkloadDAG
+from prism.montecarlo import propagate
+from prism.signature import Category
+from prism.traces.steps import check_ops
+
+
+def stragglers(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> xr.Dataset:
+    """Slow-down of a job by groups of its ops.
+
+    ``slowdown_g = T(ideal but for g) / T(ideal)``: step time, mean over steps, with the measured durations of group g and
+    ideal ones elsewhere. An op belongs to every group one of whose ranks takes part in it.
+
+    Parameters
+    ----------
+    dag : WorkloadDAG without lanes
+    observed : Dataset of `prism.traces.observe`
+    by : {"kind", "stage", "replica", "rank"}
+
+    Returns
+    -------
+    Dataset
+        ``slowdown(signature)``, the largest first, with ``slowdown_interval`` (bootstrap over steps); ``slowdown_all``, of
+        the measured job; ``step_mean``, s, with ideal ops everywhere.
+
+    Raises
+    ------
+    ValueError
+        Unknown groupings; a recording of another graph.
+    """
+    check_ops(observed, dag)
+    groups = _groups(dag, by)
+    duration = observed["duration"].values.T
+    ideal = _ideal(dag, duration)
+
+    def steps(d: np.ndarray) -> np.ndarray:
+        return propagate(dag, d)[1].max(axis=0)
+
+    best = steps(ideal)
+    rows = {
+        name: steps(np.where(member[:, None], duration, ideal)) for name, member in groups.items()
+    }
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, best.size, (1000, best.size))
+    base = best[index].mean(axis=1)
+    found = sorted(
+        (
+            (
+                x.mean() / best.mean(),
+                np.quantile(x[index].mean(axis=1) / base, [0.025, 0.975]),
+                name,
+            )
+            for name, x in rows.items()
+        ),
+        key=lambda f: -f[0],
+    )
+    return schema.dataset(
+        {
+            "slowdown": ("signature", [f[0] for f in found]),
+            "slowdown_interval": (("signature", "ci_bound"), [f[1] for f in found]),
+            "slowdown_all": ((), float(steps(duration).mean() / best.mean())),
+            "step_mean": ((), float(best.mean())),
+        },
+        coords={"signature": [f[2] for f in found], "ci_bound": ["lower", "upper"]},
+        made_by="prism.stragglers.stragglers",
+        source=observed.attrs["source"],
+        provenance={**schema.provenance(observed), "by": by},
+    )
+
+
+def _ideal(dag: WorkloadDAG, duration: np.ndarray) -> np.ndarray:
+    out = np.empty_like(duration)
+    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
+    compute = np.array([s.category == Category.COMPUTE for s in dag.signatures])[dag.signature]
+    for kind in np.unique(kinds):
+        ops = kinds == kind
+        out[ops] = np.mean(duration[ops]) if compute[ops].all() else np.median(duration[ops])
+    return out
+
+
+def _groups(dag: WorkloadDAG, by: str) -> dict[str, np.ndarray]:
+    """Ops of each group, bool (op,)."""
+    if by == "kind":
+        kinds = np.array([s.op for s in dag.signatures])[dag.signature]
+        return {str(k): kinds == k for k in np.unique(kinds)}
+    own = dag.rank >= 0
+    of_rank = {
+        "rank": {int(r): int(r) for r in np.unique(dag.member)},
+        "stage": dict(zip(dag.rank[own].tolist(), dag.stage[own].tolist(), strict=True)),
+        "replica": dict(zip(dag.rank[own].tolist(), dag.dp[own].tolist(), strict=True)),
+    }.get(by)
+    if of_rank is None:
+        raise ValueError(f"by {by!r} is not one of kind, stage, replica, rank")
+    value = np.array([of_rank.get(int(r), -1) for r in dag.member])
+    owner = np.repeat(np.arange(dag.n_ops), np.diff(dag.member_ptr))
+    out = {}
+    for v in sorted({v for v in value.tolist() if v >= 0}):
+        member = np.zeros(dag.n_ops, bool)
+        member[owner[value == v]] = True
+        out[f"{by} {v}"] = member
+    return out
