@@ -39,7 +39,14 @@ def clone(root, tmp_path_factory) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, folder / name)
     text = (folder / "params.yaml").read_text()
-    for old, new in (("bootstrap: 199", "bootstrap: 99"), ("rounds: 1500", "rounds: 300")):
+    smaller = {
+        "bootstrap: 199": "bootstrap: 99",
+        "rounds: 1500": "rounds: 300",
+        "path: inputs/training #": "path: inputs/training/steady #",
+        "dp: [32, 128, 512, 2048]": "dp: [2, 8]",
+        "  draws: 2000": "  draws: 200",
+    }
+    for old, new in smaller.items():
         assert old in text
         text = text.replace(old, new)
     (folder / "params.yaml").write_text(text)
@@ -55,7 +62,16 @@ def results(folder: Path) -> dict[str, bytes]:
 
 def test_every_result_is_there_and_forcing_changes_nothing(clone):
     before = results(clone)
-    for name in ("fleet", "pools", "montecarlo", "validation", "hot_node", "scheduling"):
+    for name in (
+        "fleet",
+        "pools",
+        "montecarlo",
+        "validation",
+        "hot_node",
+        "scheduling",
+        "scale",
+        "attribution",
+    ):
         for suffix in (".nc", ".json", ".pdf", ".png"):
             assert before[name + suffix], name + suffix
     lock = (clone / "dvc.lock").read_bytes()
@@ -104,6 +120,7 @@ def test_experiments_and_what_moved(clone):
         ("scheduling.path=own.csv", "job_id,gpus\na,1\n", "own.csv: columns submit_s, duration_s"),
         ("workload.path=own.parquet", "", "own.parquet: not readable as a table"),
         ("pools.kernel=nope", None, "the fleet has no kernel 'nope'"),
+        ("validation.path=own.csv", "rank,step\n0,1\n", "own.csv: columns op, start, duration are missing"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_loses_nothing(clone, override, file, message):
