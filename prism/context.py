@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from pydantic import (
 
 from prism.architecture import Recommender, Workload
 from prism.hardware import Gpu, Link, Topology, presets
-from prism.schedules import SCHEDULES, Schedule
+from prism.schedules import SCHEDULES, Schedule, read_schedule
 from prism.specs import Spec, read_spec
 
 __all__ = [
@@ -71,7 +71,7 @@ class Parallelism(Spec):
     microbatches, microbatch_size : int
         A step and replica; sequences in each.
     schedule : str
-        One of `prism.schedules.SCHEDULES`.
+        One of `prism.schedules.SCHEDULES`, or a file in torch's form (``.csv``, `prism.schedules.read_schedule`).
     chunks : int, optional
         Virtual stages a rank, where the schedule has several; 2 then by default.
     sequence_parallel : bool
@@ -108,7 +108,7 @@ class Parallelism(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Parallelism:
-        if self.schedule not in SCHEDULES:
+        if self.schedule not in SCHEDULES and not self.schedule.endswith(".csv"):
             raise ValueError(f"schedule: {self.schedule!r} is not one of {', '.join(SCHEDULES)}")
         if self.lanes % self.ep:
             fit = [e for e in range(1, self.lanes + 1) if self.lanes % e == 0]
@@ -127,11 +127,24 @@ class Parallelism(Spec):
         """Ranks that hold the same weights: data- times context-parallel."""
         return self.dp * self.cp
 
-    @cached_property
+    @property
     def plan(self) -> Schedule:
         """The schedule's ops."""
-        sizes = {} if self.chunks is None else {"chunks": self.chunks}
-        return SCHEDULES[self.schedule](self.pp, self.microbatches, **sizes)
+        return _plan(self.schedule, self.pp, self.microbatches, self.chunks)
+
+
+@cache
+def _plan(schedule: str, pp: int, microbatches: int, chunks: int | None) -> Schedule:
+    if not schedule.endswith(".csv"):
+        sizes = {} if chunks is None else {"chunks": chunks}
+        return SCHEDULES[schedule](pp, microbatches, **sizes)
+    read = read_schedule(schedule)
+    if (len(read.ranks), read.microbatches) != (pp, microbatches):
+        raise ValueError(
+            f"{schedule}: {len(read.ranks)} ranks and {read.microbatches} microbatches; "
+            f"pp is {pp}, microbatches {microbatches}"
+        )
+    return read
 
 
 Share = Annotated[float, Field(ge=-1.0, le=1.0)]

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import zip_longest
 
 import numpy as np
 import xarray as xr
 
-from prism import analytic, schema, stepparts
+from prism import analytic, schema
 from prism import fleet as _fleet
-from prism.context import Context, Recommender, StageTimes, Workload
+from prism.context import Context, StageTimes
 from prism.coupling import Coupling, Loading
 from prism.dag import WorkloadDAG
-from prism.dagbuilder import DagBuilder
 from prism.hardware import Efficiency
 from prism.model import StepModel
 from prism.montecarlo import propagate, sample_durations
 from prism.pools import DurationPool, Fixed, LogNormal, Scaled
-from prism.schedules import Op
-from prism.signature import PoolKey, Signature, stable_hash
-from prism.stepparts import BACKWARD, FORWARD, OPTIMIZER, Part
+from prism.signature import PoolKey, stable_hash
+from prism.stepgraph import StepGraph
+from prism.stepparts import BACKWARD, FORWARD, OPTIMIZER
 
 __all__ = [
     "BACKWARD", "FORWARD", "OPTIMIZER", "analytic_pools", "build_dag", "deterministic_step", "model_from_context", "synthetic_steps",
@@ -47,7 +45,7 @@ def build_dag(ctx: Context) -> WorkloadDAG:
         Rank ``stage x slices + slice`` of the template is a pipeline stage's tensor-parallel slice (one slice
         if they are folded); lane r of it is rank ``ctx.rank(stage, r, slice)``.
     """
-    return _Step(ctx).dag
+    return StepGraph(ctx).dag
 
 
 def analytic_pools(
@@ -73,7 +71,7 @@ def analytic_pools(
     -------
     dict of PoolKey to DurationPool
     """
-    return _pools(_Step(ctx), variability, kernel, communication)
+    return _pools(StepGraph(ctx), variability, kernel, communication)
 
 
 def model_from_context(
@@ -102,7 +100,7 @@ def model_from_context(
     """
     if not isinstance(ctx.workload, StageTimes):
         analytic.check_memory(ctx)
-    step = _Step(ctx)
+    step = StepGraph(ctx)
     pools = _pools(step, variability, kernel, communication)
     return StepModel(step.dag, pools, _coupling(ctx, step.dag), source="synthetic")
 
@@ -118,7 +116,7 @@ def _coupling(ctx: Context, dag: WorkloadDAG) -> Coupling:
     return Coupling({kind: levels for kind, levels in by_kind.items() if levels})
 
 
-def _pools(step: _Step, variability, kernel, communication) -> dict[PoolKey, DurationPool]:
+def _pools(step: StepGraph, variability, kernel, communication) -> dict[PoolKey, DurationPool]:
     if isinstance(variability, xr.Dataset):
         variability = _fleet.relative_pool(variability, kernel)
     cv = step.ctx.variability.compute_cv
@@ -143,7 +141,7 @@ def deterministic_step(ctx: Context) -> Callable[[Efficiency], float]:
     The graph is built once; another efficiency changes means only. What a rank does one after the other is one op
     of it, which is exact where nothing varies.
     """
-    step = _Step(ctx, merged=True)
+    step = StepGraph(ctx, merged=True)
     # lanes that do not vary are alike: one stands for all
     dag = replace(step.dag, lanes=1)
 
@@ -154,207 +152,6 @@ def deterministic_step(ctx: Context) -> Callable[[Efficiency], float]:
         return float(finish.max())
 
     return seconds
-
-
-class _Step:
-    """Builds the graph, and remembers the mean of every signature."""
-
-    def __init__(self, ctx: Context, *, merged: bool = False) -> None:
-        self.ctx, self.merged, p = ctx, merged, ctx.parallelism
-        self.plan = p.plan
-        self.slices = 1 if p.fold_tp else p.tp
-        self.width = p.tp if p.fold_tp else 1
-        leaders = {
-            name: _leaders(groups, p.lanes) for name, groups in stepparts.groups(ctx).items()
-        }
-        self.builder = DagBuilder(replicas=p.lanes, groups=leaders)
-        self.parts: dict[Signature, Part] = {}
-        self._cache: dict[tuple, list[Part]] = {}
-        #: (kind, flow, stage, microbatch) -> ops of each slice that finish it
-        self.done: dict[tuple, list[list[int]]] = {}
-        #: pipeline rank -> ops of each slice that the next one there waits for
-        self.front: list[list[list[int]]] = [[[] for _ in range(self.slices)] for _ in range(p.pp)]
-        self.sent: dict[tuple, list[int]] = {}
-        #: gradients on their way: pipeline rank -> ops of each slice
-        self.reduced: list[list[list[int]]] = [
-            [[] for _ in range(self.slices)] for _ in range(p.pp)
-        ]
-        self.last_backward = self._last_backwards()
-        for rank, places in self.plan.slots():
-            self._slot(rank, [self.plan.ranks[rank][i] for i in places])
-        for rank in range(p.pp):
-            self._finish(rank)
-        nodes = np.array(ctx.node_of_rank)
-        ranks = [
-            [ctx.rank(s, lane, t) for lane in range(p.lanes)]
-            for s in range(p.pp)
-            for t in range(self.slices)
-        ]
-        self.dag = self.builder.build(nodes[ranks])
-
-    def _last_backwards(self) -> set[Op]:
-        """The last op that adds to the gradients of each virtual stage (of both flows, where there are two)."""
-        last: dict[tuple[int, int], Op] = {}
-        for rank, _, op in self.plan.ops():
-            if op.kind in ("W", "BW"):
-                last[rank, op.stage] = op
-        return set(last.values())
-
-    def _template_rank(self, rank: int, t: int) -> int:
-        return rank * self.slices + t
-
-    def _parts(self, op: Op, *, alone: bool) -> list[Part]:
-        merged = self.merged and alone and op not in self.last_backward
-        key = (op.kind, op.stage, merged)
-        if key not in self._cache:
-            parts = stepparts.parts(self.ctx, op.kind, op.stage)
-            self._cache[key] = [stepparts.merged(op.kind, op.stage, parts)] if merged else parts
-        return self._cache[key]
-
-    def _slot(self, rank: int, ops: list[Op]) -> None:
-        """One op of the schedule, or two side by side."""
-        start = [list(before) for before in self.front[rank]]
-        for op in ops:
-            for t, arrived in enumerate(self._arrivals(rank, op)):
-                start[t] += arrived
-        at = [start] * len(ops)  # where each op has got to
-        gpu = [[] for _ in range(self.slices)]  # compute takes turns
-        for turn in zip_longest(*(self._parts(op, alone=len(ops) == 1) for op in ops)):
-            for i, part in enumerate(turn):
-                if part is None:
-                    continue
-                after = at[i]
-                if part.is_compute and len(ops) > 1:
-                    after = [a + g for a, g in zip(after, gpu, strict=True)]
-                at[i] = self._add(rank, part, after, ops[i].microbatch)
-                if part.is_compute:
-                    gpu = at[i]
-                    if ops[i] in self.last_backward and part.layer >= 0:
-                        self._layer_is_done(rank, ops[i], part, at[i])
-        end = [[o for own in at for o in own[t]] for t in range(self.slices)]
-        self.front[rank] = end
-        for op in ops:
-            self.done[op.kind, op.flow, op.stage, op.microbatch] = end
-
-    def _arrivals(self, rank: int, op: Op) -> list[list[int]]:
-        """Ops of each slice that an op waits for beside what its rank did before."""
-        needed: list[tuple[tuple, int]] = []
-        stages = self.plan.stages
-        if op.kind == "F" and op.stage > 0:
-            needed.append((("F",), op.stage - 1))
-        if op.kind in ("B", "BW"):
-            needed.append((("F",), op.stage))
-            if op.stage < stages - 1:
-                needed.append((("B", "BW"), op.stage + 1))
-        out: list[list[int]] = [[] for _ in range(self.slices)]
-        for kinds, stage in needed:
-            key = next(
-                k for kind in kinds if (k := (kind, op.flow, stage, op.microbatch)) in self.done
-            )
-            source = self.plan.placement[op.flow][stage]
-            for t in range(self.slices):
-                produced = self.done[key][t]
-                out[t] += (
-                    produced if source == rank else [self._send(key, source, rank, t, produced)]
-                )
-        return out
-
-    def _send(self, key: tuple, source: int, target: int, t: int, produced: list[int]) -> int:
-        part = self._cache.setdefault(("send", source, target), [])
-        if not part:
-            part.append(stepparts.transfer(self.ctx, source, target))
-        self.parts[part[0].signature] = part[0]
-        link = part[0].signature.shape
-        return self.builder.add(
-            part[0].signature,
-            [self._template_rank(source, t), self._template_rank(target, t)],
-            site=link,
-            microbatch=key[3],
-            position=key[3],
-            after=produced,
-        )
-
-    def _add(
-        self, rank: int, part: Part, after: Sequence[list[int]], microbatch: int = -1
-    ) -> list[list[int]]:
-        """A part on every slice of a pipeline rank; what each slice waits for from then on."""
-        self.parts.setdefault(part.signature, part)
-        own = [self._template_rank(rank, t) for t in range(self.slices)]
-        shared = {"stage": rank, "microbatch": microbatch, "position": microbatch}
-        if part.signature.role == "tp":
-            op = self.builder.add(
-                part.signature, own, after=[a for aa in after for a in aa], **shared
-            )
-            return [[op]] * self.slices
-        width = self.width if part.is_compute else 1
-        joins = part.joins or None
-        return [
-            [self.builder.add(part.signature, [r], after=a, width=width, joins=joins, **shared)]
-            for r, a in zip(own, after, strict=True)
-        ]
-
-    def _layer_is_done(self, rank: int, op: Op, part: Part, at: list[list[int]]) -> None:
-        """Reduce a layer's gradients when its last ones are there, if that may run beside the backward."""
-        attention = part.signature.op.startswith("attention") and "forward" not in part.signature.op
-        if self.ctx.parallelism.overlap_gradients and attention:
-            self._reduce(rank, stepparts.layer_gradients(self.ctx, part.layer), at)
-
-    def _reduce(self, rank: int, parts: list[Part], after: Sequence[list[int]]) -> None:
-        for part in parts:
-            # one stream: collectives of gradients follow each other
-            waits = [a + r for a, r in zip(after, self.reduced[rank], strict=True)]
-            self.reduced[rank] = self._add(rank, part, waits)
-
-    def _finish(self, rank: int) -> None:
-        """What is left of the gradients, the optimizer, and weights that are gathered after it."""
-        ctx, p = self.ctx, self.ctx.parallelism
-        end = self.front[rank]
-        if isinstance(ctx.workload, StageTimes):
-            if p.dp > 1:
-                self._reduce(rank, [self._times_reduce(rank)], end)
-            weights = 0.0
-            optimizer = stepparts.fixed(Signature(OPTIMIZER), ctx.workload.optimizer_s)
-        else:
-            held = [s for flow in self.plan.placement for s, r in enumerate(flow) if r == rank]
-            if not p.overlap_gradients and isinstance(ctx.workload, Workload):
-                for stage in held:
-                    for layer in range(ctx.layers_of_stage[stage]):
-                        self._reduce(rank, stepparts.layer_gradients(ctx, layer), end)
-            self._reduce(rank, stepparts.end_gradients(ctx, held), end)
-            weights = (
-                float(ctx.workload.dense_parameters)
-                if isinstance(ctx.workload, Recommender)
-                else sum(analytic.stage_parameters(ctx, s) for s in held)
-            )
-            optimizer = Part(
-                Signature(OPTIMIZER, f"{weights:.6g} weights"),
-                lambda t: analytic.optimizer_seconds(t, p, weights),
-            )
-        at = self._add(
-            rank, optimizer, [a + r for a, r in zip(end, self.reduced[rank], strict=True)]
-        )
-        for part in stepparts.updated_weights(ctx, weights) if weights else []:
-            at = self._add(rank, part, at)
-
-    def _times_reduce(self, rank: int) -> Part:
-        ctx = self.ctx
-        ranks = [ctx.rank(rank, lane) for lane in range(ctx.parallelism.lanes)]
-        r = analytic.route(ctx.topology, ranks)
-        scope = "inter_node" if r.inter_node else "intra_node"
-        return Part(
-            Signature("all_reduce", f"stage {rank}", "", "dp", scope),
-            lambda t: analytic.all_reduce(analytic.route(t, ranks), ctx.workload.gradient_bytes),
-            r.cv,
-            "all",
-        )
-
-
-def _leaders(groups: list[list[int]], lanes: int) -> np.ndarray:
-    """For each lane the lowest of its group."""
-    out = np.empty(lanes, int)
-    for group in groups:
-        out[group] = min(group)
-    return out
 
 
 def synthetic_steps(

@@ -266,3 +266,27 @@ def test_tables_that_do_not_fit_are_refused():
     small = recommender(16).model_copy(update={"parallelism": Parallelism(dp=1)})
     with pytest.raises(MemoryShortage):
         analytic.check_memory(small)
+
+
+def test_a_schedule_from_a_file_is_the_same_as_by_name(tmp_path):
+    plan = Parallelism(pp=2, microbatches=4).plan
+    file = tmp_path / "own.csv"
+    letter = {"F": "F", "BW": "B"}
+    file.write_text(
+        "\n".join(
+            ",".join(f"{o.stage}{letter[o.kind]}{o.microbatch}" for o in own) for own in plan.ranks
+        )
+    )
+    read, named = (context(tp=4, pp=2, microbatches=4, schedule=s) for s in (str(file), "1f1b"))
+    times = [workload.deterministic_step(c)(c.topology.efficiency) for c in (read, named)]
+    assert times[0] == times[1]
+    with pytest.raises(ValidationError, match="2 ranks and 4 microbatches; pp is 4"):
+        Parallelism(pp=4, microbatches=4, schedule=str(file))
+    with pytest.raises(ValidationError, match="no such file"):
+        Parallelism(schedule="none.csv")
+
+
+def test_a_changed_copy_has_its_own_plan():
+    p = Parallelism(pp=2, microbatches=4)
+    assert p.plan.microbatches == 4
+    assert p.model_copy(update={"microbatches": 6}).plan.microbatches == 6

@@ -18,6 +18,9 @@ Where = Callable[[int], tuple[int, int]]
 def dualpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
     """Two copies of the model in opposite directions; `microbatches` of both together.
 
+    Both copies of a stage need the sum of their gradients, which is an exchange between two ranks that the graph of a step
+    (`prism.workload.build_dag`) does not have.
+
     Raises
     ------
     ScheduleError

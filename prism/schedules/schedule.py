@@ -273,6 +273,8 @@ def read_schedule(path: str | Path, *, placement: Sequence[int] | None = None) -
         Cells that are no ops (with line and column), and what `Schedule` refuses.
     """
     path = Path(path)
+    if not path.is_file():
+        raise ScheduleError(f"{path}: no such file")
     ranks, pairs = [], []
     with path.open(newline="") as file:
         for line, cells in enumerate(csv.reader(file), start=1):
