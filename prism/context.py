@@ -33,6 +33,8 @@ __all__ = [
     "read_context",
 ]
 
+#: ops of a stage times stages, and ranks that hold the same weights, up to which a graph is built
+LARGEST_SCHEDULE, LARGEST_LANES = 1_000_000, 1 << 17
 PerStage = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)]
 
 
@@ -110,6 +112,11 @@ class Parallelism(Spec):
     def _consistent(self) -> Parallelism:
         if self.schedule not in SCHEDULES and not self.schedule.endswith(".csv"):
             raise ValueError(f"schedule: {self.schedule!r} is not one of {', '.join(SCHEDULES)}")
+        if self.pp * self.microbatches > LARGEST_SCHEDULE or self.lanes > LARGEST_LANES:
+            raise ValueError(
+                f"pp x microbatches is {self.pp * self.microbatches} and dp x cp {self.lanes}; steps are built up to "
+                f"{LARGEST_SCHEDULE} and {LARGEST_LANES}"
+            )
         if self.lanes % self.ep:
             fit = [e for e in range(1, self.lanes + 1) if self.lanes % e == 0]
             raise ValueError(
@@ -182,8 +189,10 @@ class Variability(Spec):
 
 def _workload(given: Any) -> Any:
     """Stage times or a model's shape, by what is there."""
-    if not isinstance(given, dict):
+    if isinstance(given, StageTimes | Recommender | Workload):
         return given
+    if not isinstance(given, dict):
+        raise ValueError(f"needs keys, such as {{preset: llama3-8b}}, got {given!r}")
     fields = set(given) | set(presets("workloads").get(str(given.get("preset")), ()))
     kind = StageTimes if "forward_s" in fields else Recommender if "tables" in fields else Workload
     return kind.model_validate(given)

@@ -130,7 +130,7 @@ def with_preset(kind: str, given: Any) -> Any:
     if not isinstance(given, dict) or "preset" not in given:
         return given
     name, known = given["preset"], presets(kind)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.3) or sorted(known)
         raise ValueError(
             f"no preset {name!r}; near it: {', '.join(near)} (all: {', '.join(sorted(known))})"

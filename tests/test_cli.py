@@ -145,6 +145,9 @@ def test_a_spec_is_simulated_without_python(tmp_path, capsys):
         (("step: 0.3", "step: 0.99"), "squares of step, node, rank and microbatch add up to 1.07, over 1"),
         (("layers: 8", "layers: 800, sequence: 65536"), "GB too much"),
         (("step: 0.3", "rank: 0.3"), "folds several ranks into one op"),
+        (("{preset: llama3-8b, layers: 8}", "llama3-8b"), "workload: needs keys, such as {preset: llama3-8b}, got 'llama3-8b'"),
+        (("preset: llama3-8b", "preset: [1]"), "no preset [1]"),
+        (("microbatches: 4", "microbatches: 100000000"), "steps are built up to 1000000 and"),
     ],
 )  # fmt: skip
 def test_a_spec_that_cannot_be_is_one_line(tmp_path, capsys, change, message):
