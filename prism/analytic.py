@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from prism.architecture import Recommender, Workload
-from prism.context import Context, Parallelism
+from prism.context import Context, Parallelism, StageTimes
 from prism.hardware import Topology
 
 #: bytes of a 16-bit number
@@ -220,6 +220,14 @@ def send(r: Route, size: float) -> float:
 
 
 # memory
+
+
+def handed_on_bytes(ctx: Context) -> float:
+    """Bytes of one microbatch between layers, on all its tensor-parallel ranks: what stages hand on."""
+    w, p = ctx.workload, ctx.parallelism
+    if isinstance(w, StageTimes):
+        return w.activation_bytes
+    return p.microbatch_size * w.sequence / p.cp * w.hidden * HALF
 
 
 def memory_bytes(ctx: Context) -> list[float]:

@@ -299,6 +299,27 @@ class Context(Spec):
             f"stages; {', '.join(map(str, near))} do"
         )
 
+    def with_parallelism(self, **changes: Any) -> Context:
+        """The same job, parallel in another way, checked anew.
+
+        Examples
+        --------
+        >>> ctx = Context(
+        ...     workload=Workload.preset("llama3-70b"),
+        ...     parallelism=Parallelism(dp=2, tp=8, pp=4, microbatches=8),
+        ...     topology=Topology.preset("dgx-h100", nodes=8),
+        ... )
+        >>> ctx.with_parallelism(schedule="zbv").parallelism.schedule
+        'zbv'
+        """
+        parallelism = Parallelism.model_validate(self.parallelism.model_dump() | changes)
+        return Context(
+            workload=self.workload,
+            parallelism=parallelism,
+            topology=self.topology,
+            variability=self.variability,
+        )
+
     @property
     def node_of_rank(self) -> tuple[int, ...]:
         """Machine of each rank."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism.model import StepModel
-from prism.pools import DurationPool, LogNormal, Scaled
+from prism.pools import DurationPool, LogNormal, Scaled, Shifted
 from prism.signature import Category
 
 
@@ -130,48 +130,119 @@ class SlowLink:
 
 @dataclass(frozen=True)
 class CrossDatacenter:
-    """A pipeline split over two datacenters: transfers across the cut take a long link.
+    """A job split over two datacenters, within its pipeline or between its replicas.
+
+    With `after`, transfers between two stages take the long link instead of their own: ``latency + message /
+    bandwidth``. With `replicas`, each collective of replicas that have members on both sides takes, on top of its own time
+    within the sites, what must cross, once each way at the same time: ``latency + crossing / bandwidth``, where an
+    all-gather or reduce-scatter of `message` bytes sends the larger site's part, ``max(k, n - k) / n`` of it, and an
+    all-reduce all of it (sites reduce first, then exchange sums).
 
     Attributes
     ----------
-    after : int
+    after : int, optional
         The last stage of the first datacenter.
+    replicas : int, optional
+        How many replicas are in the first datacenter; either this or `after`.
     bandwidth : float
-        byte/s of one transfer.
+        byte/s of one transfer, or of one group's traffic each way: the share of it, where several cross at once.
     latency : float
         Seconds.
-    message : float
-        Bytes of a transfer.
+    message : float, optional
+        Bytes of a transfer or collective; those of its signature (``4e+08 B``) if not given.
     jitter : float
-        Coefficient of variation of the time that a transfer takes, LogNormal.
+        Coefficient of variation of the time that crossing takes, LogNormal (of a collective's whole time: a LogNormal
+        with the mean and variance of the sum).
 
     Raises
     ------
     ValueError
-        On call: no transfer crosses the cut.
+        On call: nothing crosses the cut; no number of bytes is known.
     """
 
-    after: int
-    bandwidth: float
-    latency: float
-    message: float
+    after: int | None = None
+    bandwidth: float = 1e9
+    latency: float = 0.01
+    message: float | None = None
     jitter: float = 0.0
+    replicas: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("bandwidth", "message"):
-            _check_factors({name: getattr(self, name)})
-        if self.latency < 0 or self.jitter < 0:
-            raise ValueError("latency and jitter must not be negative")
+        if (self.after is None) == (self.replicas is None):
+            raise ValueError("a cut is either after a stage or between replicas: give one of them")
+        known = {"bandwidth": self.bandwidth}
+        known |= {} if self.message is None else {"message": self.message}
+        for name, value in known.items():
+            _check_factors({name: value})
+        if not (0 <= self.latency < np.inf and 0 <= self.jitter < np.inf):
+            raise ValueError("latency and jitter must be finite and not negative")
 
     def __call__(self, model: StepModel) -> StepModel:
+        if self.after is not None:
+            chosen, change = self._transfers(model), self._long_link
+        else:
+            chosen, change = self._collectives(model), self._both_sites
+        return model.override(chosen, lambda op, pool: change(model, op, pool))
+
+    def _transfers(self, model: StepModel) -> np.ndarray:
         chosen = _transfers(model, [(self.after, self.after + 1)])
         if not chosen.any():
             raise ValueError(
                 f"no transfer crosses between stages {self.after} and {self.after + 1}"
             )
-        mean = self.latency + self.message / self.bandwidth
-        pool: DurationPool = LogNormal.from_moments(mean, max(self.jitter, 1e-9))
-        return model.override(chosen, lambda _op, _pool: pool)
+        return chosen
+
+    def _collectives(self, model: StepModel) -> np.ndarray:
+        """Joining ops with members on both sides, bool (op, lane)."""
+        dag, k = model.dag, self.replicas
+        if dag.lanes == 1 or not 0 < k < dag.lanes:
+            raise ValueError(
+                f"{k} replicas in the first datacenter: needs a model of lanes, and 1 to {dag.lanes - 1} of them"
+            )
+        chosen = np.zeros((dag.n_ops, dag.lanes), bool)
+        for g in range(1, dag.leaders.shape[0]):
+            leader = dag.leaders[g]
+            both = np.intersect1d(leader[:k], leader[k:])
+            chosen[dag.grouping == g] = np.isin(leader, both)
+        if not chosen.any():
+            raise ValueError(f"no collective crosses between replicas {k - 1} and {k}")
+        return chosen
+
+    def _bytes(self, model: StepModel, op: int) -> float:
+        if self.message is not None:
+            return self.message
+        shape = model.dag.signatures[model.dag.signature[op]].shape
+        number, _, unit = shape.rpartition(" ")
+        try:
+            if unit == "B":
+                return float(number)
+        except ValueError:
+            pass
+        raise ValueError(f"{model.dag.describe(op)} does not say its bytes: give message")
+
+    def _crossing(self, size: float) -> tuple[float, float]:
+        """Mean and standard deviation of what crossing takes, s."""
+        mean = self.latency + size / self.bandwidth
+        return mean, self.jitter * mean
+
+    def _long_link(self, model: StepModel, op: int, _: DurationPool) -> DurationPool:
+        return _moments(*self._crossing(self._bytes(model, op)))
+
+    def _both_sites(self, model: StepModel, op: int, pool: DurationPool) -> DurationPool:
+        dag = model.dag
+        size = self._bytes(model, op)
+        name = dag.signatures[dag.signature[op]].op.replace("-", "_")
+        if not name.endswith("all_reduce"):
+            size *= max(self.replicas, dag.lanes - self.replicas) / dag.lanes
+        mean, std = self._crossing(size)
+        if std == 0:
+            return Shifted(pool, mean)
+        return _moments(pool.mean + mean, float(np.hypot(pool.std, std)))
+
+
+def _moments(mean: float, std: float) -> DurationPool:
+    # a spread of nothing is one of next to nothing: another family could not be scaled in single replicas
+    return LogNormal.from_moments(mean, max(std / mean, 1e-9))
 
 
 def _check_factors(factor: Mapping) -> None:

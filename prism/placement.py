@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import permutations
+from collections.abc import Callable, Iterator, Sequence
+from math import factorial, prod
 
 import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
 from prism import schema, stats
+from prism.dag import WorkloadDAG
 from prism.degradations import NodeSpeeds
 from prism.model import StepModel
 from prism.montecarlo import simulate
+from prism.scenarios import Scenario, increases
+from prism.sweeping import Executor, sweep
 
-#: positions up to which every assignment is tried
-EXHAUSTIVE = 6
+#: assignments up to which every one is tried
+EXHAUSTIVE = 720
+#: nodes up to which all pairs are tried for an exchange, not only those with a slow node
+ALL_PAIRS = 8
 METHODS = ("as given", "sorted", "random, median of 20", "optimised")
 
 
@@ -30,7 +35,7 @@ def optimise_placement(
 ) -> xr.Dataset:
     """Assign nodes of known speeds to the positions of a job so that p95 of step time is least.
 
-    A position is a node of the model (the ranks that share a machine). Up to `EXHAUSTIVE` positions every assignment is
+    A position is a node of the model (the ranks that share a machine). Up to `EXHAUSTIVE` different assignments all are
     tried. Beyond that the slowest nodes go where slowing costs least (measured one position at a time), and then pairs are
     exchanged while that helps. Search and verdict use different random numbers, so that the least of many noisy
     values is not taken for an improvement.
@@ -88,7 +93,7 @@ def optimise_placement(
         made_by="prism.optimise_placement",
         source="synthetic" if model.source == "synthetic" else "simulated",
         seed=seed,
-        provenance={"speeds": speed.tolist(), "exhaustive": nodes.size <= EXHAUSTIVE},
+        provenance={"speeds": speed.tolist(), "exhaustive": _assignments(speed) <= EXHAUSTIVE},
     )
 
 
@@ -101,12 +106,9 @@ def _times(
 
 def _search(model, nodes, speed, p95, seed, rounds, progress) -> np.ndarray:
     n = nodes.size
-    if n <= EXHAUSTIVE:
-        # nodes of one speed are alike
-        distinct = {tuple(speed[list(o)]): np.array(o) for o in permutations(range(n))}
-        return min(
-            tqdm(distinct.values(), disable=not progress, leave=False), key=lambda o: p95(o, seed)
-        )
+    if _assignments(speed) <= EXHAUSTIVE:
+        every = tqdm(_distinct(speed), disable=not progress, leave=False)
+        return min(every, key=lambda o: p95(o, seed))
     slow = float(speed.max() / np.median(speed))
     cost = [
         float(stats.p95(_times(model, nodes, np.where(np.arange(n) == i, slow, 1.0), 400, seed)))
@@ -117,8 +119,8 @@ def _search(model, nodes, speed, p95, seed, rounds, progress) -> np.ndarray:
     best = p95(order, seed)
     for _ in range(rounds):
         improved = False
-        # only exchanges that move a slow node are worth a simulation
-        for i in np.argsort(-speed[order], kind="stable")[: max(2, n // 8)]:
+        movable = n if n <= ALL_PAIRS else max(2, n // 8)
+        for i in np.argsort(-speed[order], kind="stable")[:movable]:
             for j in np.argsort(cost, kind="stable"):
                 trial = order.copy()
                 trial[[i, j]] = trial[[j, i]]
@@ -128,3 +130,97 @@ def _search(model, nodes, speed, p95, seed, rounds, progress) -> np.ndarray:
         if not improved:
             break
     return order
+
+
+def _assignments(speed: np.ndarray) -> int:
+    """Different ways to place the nodes; those of one speed are alike."""
+    alike = np.unique(speed, return_counts=True)[1].tolist()
+    return factorial(speed.size) // prod(map(factorial, alike))
+
+
+def _distinct(speed: np.ndarray) -> list[np.ndarray]:
+    """One order of nodes for each different assignment of speeds."""
+
+    def place(left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if not left:
+            yield ()
+        for i in {speed[n]: n for n in reversed(left)}.values():
+            rest = tuple(n for n in left if n != i)
+            yield from ((i, *order) for order in place(rest))
+
+    return [np.array(o) for o in place(tuple(range(speed.size)))]
+
+
+def position_costs(
+    model: StepModel,
+    degrade: Callable[[int], Scenario],
+    *,
+    nodes: Sequence[int] | None = None,
+    draws: int = 1000,
+    seed: int = 0,
+    executor: Executor | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
+    """What one bad node costs at each position, beside the share that its stages have of the step.
+
+    Parameters
+    ----------
+    model : StepModel
+    degrade : callable, node to scenario
+        For instance `prism.HotNode`, or ``lambda node: NodeSpeeds({node: 1.2})``.
+    nodes : sequence of int, optional
+        Positions, all by default. Replicas of a stage are alike unless the topology tells them apart.
+    draws, seed, executor, progress
+        As in `prism.sweep`.
+
+    Returns
+    -------
+    Dataset
+        Per `node` ``increase`` of p95 with paired interval, and ``path_share``, the share of the longest path's time that
+        ops of the node's pipeline stages make up in the healthy step (op by op: share of draws on the path times
+        mean duration, in whichever replica); coordinates ``stage`` (the first that the node holds) and ``replica``.
+
+    Raises
+    ------
+    ValueError
+        Nodes that the model does not have.
+    """
+    dag = model.dag
+    every = np.unique(dag.node_of_rank)
+    chosen = every if nodes is None else np.array(nodes)
+    scenarios: dict[str, Scenario | None] = {"healthy": None}
+    scenarios |= {f"node {n}": degrade(int(n)) for n in chosen}
+    runs = sweep(model, scenarios, draws, seed=seed, executor=executor, progress=progress)
+    effect = increases(runs, "healthy", seed=seed)
+    paths = simulate(model, min(draws, 500), seed=seed, paths=True)
+    weight = paths["criticality"].values * np.array([p.mean for p in model.op_pools])
+    weight /= float(paths["step_time"].mean())
+    held = {int(n): _held(dag, int(n)) for n in chosen}
+    return schema.dataset(
+        {
+            "increase": ("node", effect["increase"].values),
+            "increase_interval": (("node", "ci_bound"), effect["increase_interval"].values),
+            "path_share": (
+                "node",
+                [weight[np.isin(dag.stage, sorted(held[n][0]))].sum() for n in chosen.tolist()],
+            ),
+        },
+        coords={
+            "node": chosen,
+            "stage": ("node", [min(held[n][0], default=-1) for n in chosen.tolist()]),
+            "replica": ("node", [held[n][1] for n in chosen.tolist()]),
+            "ci_bound": ["lower", "upper"],
+        },
+        made_by="prism.placement.position_costs",
+        source=runs.attrs["source"],
+        seed=seed,
+        provenance=schema.provenance(runs),
+    )
+
+
+def _held(dag: WorkloadDAG, node: int) -> tuple[set[int], int]:
+    """Stages, and the lowest replica, of the ranks on a node."""
+    rank, replica = np.nonzero(dag.node_of_rank == node)
+    own = np.isin(dag.rank, rank)
+    stages = {int(s) for s in np.unique(dag.stage[own]) if s >= 0}
+    return stages, int(replica.min() if dag.lanes > 1 else dag.dp[own].min(initial=0))

@@ -166,6 +166,50 @@ def savings(ds: xr.Dataset, ax, most: int = 8):
     return label_source(ax, ds)
 
 
+def heatmap(ds: xr.Dataset, ax):
+    """p95 saved by place and kind of op (`prism.attribution.saved_by`), kinds that save most first."""
+    order = np.argsort(-np.nanmax(np.abs(ds["saved"].values), axis=0), kind="stable")
+    values = 1e3 * ds["saved"].values[:, order]
+    most = np.nanmax(np.abs(values))
+    digits = 0 if most >= 100 else 1 if most >= 10 else 2
+    sns.heatmap(
+        values, ax=ax, cmap="vlag", center=0.0, annot=values.size <= 80, fmt=f".{digits}f", cbar_kws={"label": "p95 saved (ms)"},
+        xticklabels=ds["kind"].values[order], yticklabels=ds["place"].values, annot_kws={"size": 5},
+    )  # fmt: skip
+    ax.grid(False)
+    ax.tick_params("x", rotation=60)
+    ax.tick_params("y", rotation=0)
+    plt.setp(ax.get_xticklabels(), ha="right", rotation_mode="anchor")
+    return label_source(ax, ds)
+
+
+def position_costs(by_label, ax):
+    """Increase of p95 over the share of the longest path of what the bad node holds; one colour a label. `by_label` maps
+    labels to Datasets of `prism.placement.position_costs`."""
+    for i, (label, ds) in enumerate(by_label.items()):
+        y, (low, high) = 100 * ds["increase"].values, 100 * ds["increase_interval"].values.T
+        error = np.maximum([y - low, high - y], 0)
+        ax.errorbar(
+            100 * ds["path_share"].values, y, yerr=error, fmt="o", markersize=3, capsize=2, color=f"C{i}", label=label,
+        )  # fmt: skip
+    ax.set(xlabel="stage's share of the longest path (%)", ylabel="increase of p95 (%)")
+    ax.legend()
+    return label_source(ax, ds)
+
+
+def distance(ds: xr.Dataset, what: str, ax):
+    """Increase of p95 over bandwidth, a line a jitter (`prism.datacenters.distance`, at its first latency); `what` was cut."""
+    for jitter in ds["jitter"].values:
+        row = ds.isel(latency=0).sel(jitter=jitter)
+        y, (low, high) = 100 * row["increase"].values, 100 * row["increase_interval"].values.T
+        error = np.maximum([y - low, high - y], 0)
+        at = row["bandwidth"] / 1e9
+        ax.errorbar(at, y, yerr=error, fmt="o-", markersize=3, capsize=2, label=f"cv {jitter:g}")
+    ax.set(xscale="log", yscale="log", xlabel="bandwidth (GB/s)", ylabel="increase of p95 (%)")
+    ax.legend()
+    return label_source(ax, ds, what)
+
+
 def increases(ds: xr.Dataset, ax):
     """``increase(scenario)`` with its interval, in per cent. A scenario called ``place, kind`` is put
     at its place, in the colour of its kind."""

@@ -204,3 +204,52 @@ def increases(
         seed=seed,
         provenance={**schema.provenance(runs), "statistic": "p95", "reference": reference},
     )
+
+
+class Together:
+    """Several scenarios at once, in their order.
+
+    Parameters
+    ----------
+    *parts : scenarios
+
+    Raises
+    ------
+    ValueError
+        On call: where a part undoes what an earlier one did (pinning a link that was slowed, two datacenters over one
+        cut): such a combination would say less than its name.
+
+    Examples
+    --------
+    >>> both = Together(HotNode(3), HotNode(5))
+    """
+
+    def __init__(self, *parts: Scenario) -> None:
+        if not parts:
+            raise ValueError("Together needs at least one scenario, none given")
+        self.parts = parts
+
+    def __call__(self, model: StepModel) -> StepModel:
+        done = model
+        for i, part in enumerate(self.parts):
+            after = part(done)
+            undone = _undone(model, done, after, part) if i else 0
+            if undone:
+                raise ValueError(
+                    f"part {i + 1} ({part!r}) undoes what came before on {undone} ops: put it first, or leave one out"
+                )
+            done = after
+        return done
+
+
+def _undone(model: StepModel, before: StepModel, after: StepModel, part: Scenario) -> int:
+    """Ops that were changed, and now are as if they never had been."""
+    alone = part(model)
+    places = {*model.overrides, *before.overrides, *after.overrides, *alone.overrides}
+    places |= {(op, -1) for op in range(model.dag.n_ops)}
+    return sum(
+        before.pool(*p) != model.pool(*p)
+        and after.pool(*p) != before.pool(*p)
+        and after.pool(*p) == alone.pool(*p)
+        for p in places
+    )

@@ -19,7 +19,7 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
-    " component level kind trace gaps size slowdown"
+    " component level kind place trace gaps size slowdown bandwidth latency jitter"
     # not observations but the arrays of a stored model
     " edge member site field pool base parameter sample_index replica grouping".split()
 )
@@ -124,6 +124,18 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "last_interval": ("1", "interval of last"),
     "saved": ("s", "p95 of step time saved if the ops never varied"),
     "saved_interval": ("s", "paired interval of saved"),
+    "std_between": ("s", "standard deviation between jobs, or ranks, of their means"),
+    "std_between_interval": ("s", "jackknife interval of std_between"),
+    "std_within": ("s", "standard deviation from step to step of one job, or rank"),
+    "std_within_interval": ("s", "jackknife interval of std_within"),
+    "persistent_share": ("1", "share of the variance that stays from step to step"),
+    "persistent_share_interval": ("1", "jackknife interval of persistent_share"),
+    "bandwidth_needed": ("B/s", "least bandwidth at which p95 rises by no more"),
+    "bandwidth_needed_interval": (
+        "B/s",
+        "bandwidth_needed at the ends of the interval of the increase",
+    ),
+    "path_share": ("1", "share of the longest path's time"),
     "elasticity": ("1", "relative change of p95 over that of the mean of the ops"),
     "spread_factor": ("1", "factor on the spread about the mean"),
     "p95": ("s", "p95 of step time"),

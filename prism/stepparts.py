@@ -108,10 +108,8 @@ def transfer(ctx: Context, source: int, target: int) -> Part:
     """Activations or gradients from one pipeline rank to another, slice by slice (Narayanan et al. 2021,
     section 4.1); without sequence parallelism slices are put together on the other side."""
     p, w = ctx.parallelism, ctx.workload
-    if isinstance(w, StageTimes):
-        size, slices = w.activation_bytes, 1
-    else:
-        size, slices = _activations(ctx), p.tp
+    slices = 1 if isinstance(w, StageTimes) else p.tp
+    size = analytic.handed_on_bytes(ctx)
     # between the worst pair of lanes
     pairs = [[ctx.rank(source, lane), ctx.rank(target, lane)] for lane in range(p.lanes)]
     worst = max(pairs, key=lambda pair: analytic.route(ctx.topology, pair, ring=False).inter_node)
@@ -138,12 +136,6 @@ def _seconds(op: str, r: analytic.Route, size: float) -> float:
     if op == "all-reduce":
         return analytic.all_reduce(r, size)
     return (analytic.all_to_all if op == "all-to-all" else analytic.all_gather)(r, size)
-
-
-def _activations(ctx: Context) -> float:
-    """Bytes of one microbatch's activations between layers."""
-    w, p = ctx.workload, ctx.parallelism
-    return p.microbatch_size * w.sequence / p.cp * w.hidden * analytic.HALF
 
 
 def parts(ctx: Context, kind: str, stage: int) -> list[Part]:
@@ -237,7 +229,7 @@ def _ends(ctx: Context, kind: str, what: str) -> list[Part]:
     if kind == "W" or (what == "embedding" and kind != "F"):
         return own
     loss = 3 * 4 * p.microbatch_size * w.sequence / p.cp
-    size = loss if what == "head" and kind == "F" else _activations(ctx)
+    size = loss if what == "head" and kind == "F" else analytic.handed_on_bytes(ctx)
     return own + tensor_parallel(ctx, size, -1)
 
 
@@ -268,17 +260,21 @@ def _attention(ctx: Context, kind: str, layer: int) -> list[Part]:
         size = 2 * p.microbatch_size * w.sequence * w.keys * w.width * analytic.HALF / p.tp
         moved = [collective(ctx, "all-gather", "cp", size, layer)]
         own = moved + own if kind == "F" else moved + own + [collective(ctx, "reduce-scatter", "cp", size, layer)]  # fmt: skip
-    return own + tensor_parallel(ctx, _activations(ctx), layer)
+    return own + tensor_parallel(ctx, analytic.handed_on_bytes(ctx), layer)
 
 
 def _feed_forward(ctx: Context, kind: str, layer: int) -> list[Part]:
     w, p = ctx.workload, ctx.parallelism
     own = [_compute(ctx, "feed-forward", kind, _by_kind(analytic.feed_forward(w, p), kind), layer)]
     if p.ep > 1:
-        size = _activations(ctx) * w.experts_per_token / (p.tp if p.sequence_parallel else 1)
+        size = (
+            analytic.handed_on_bytes(ctx)
+            * w.experts_per_token
+            / (p.tp if p.sequence_parallel else 1)
+        )
         there = collective(ctx, "all-to-all", "ep", size, layer)
         own = [there, *own, there]
-    return own + tensor_parallel(ctx, _activations(ctx), layer)
+    return own + tensor_parallel(ctx, analytic.handed_on_bytes(ctx), layer)
 
 
 def _gathered_weights(ctx: Context, layer: int) -> list[Part]:

@@ -12,6 +12,7 @@ import xarray as xr
 from prism import schema
 from prism.dag import WorkloadDAG
 from prism.montecarlo import propagate
+from prism.randomeffects import variance_components
 from prism.signature import Category
 from prism.traces.steps import check_ops
 
@@ -110,3 +111,76 @@ def _groups(dag: WorkloadDAG, by: str) -> dict[str, np.ndarray]:
         member[owner[value == v]] = True
         out[f"{by} {v}"] = member
     return out
+
+
+def persistent(dag: WorkloadDAG, observed: xr.Dataset, *, confidence: float = 0.95) -> xr.Dataset:
+    """Is a kind of op slow on the same ranks in every step, or now here and now there?
+
+    Durations are taken relative to the median of the same kind, stage and step over ranks, and a rank's over its ops of a
+    step; what is left differs between ranks (it stays: a slow machine) or from step to step (it passes).
+
+    Parameters
+    ----------
+    dag : WorkloadDAG without lanes
+    observed : Dataset of `prism.traces.observe`
+    confidence : float
+
+    Returns
+    -------
+    Dataset
+        Per `kind` of compute that at least three ranks do: ``persistent_share`` of the variance, with interval;
+        ``slowdown(kind, rank)``, the mean of the rank's over steps.
+
+    Raises
+    ------
+    ValueError
+        A recording of another graph; no such kind, or fewer than two steps.
+    """
+    check_ops(observed, dag)
+    duration = observed["duration"].values.T
+    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
+    ranks = np.unique(dag.member)
+    found, means = {}, {}
+    compute = np.array([s.category == Category.COMPUTE for s in dag.signatures])[dag.signature]
+    for kind in np.unique(kinds[compute]):
+        relative = _relative(dag, duration, (kinds == kind) & compute, ranks)
+        if np.isfinite(relative).any(axis=1).sum() >= 3 and relative.shape[1] >= 2:
+            found[str(kind)] = variance_components(relative, confidence=confidence)
+            means[str(kind)] = _nanmean(relative)
+    if not found:
+        raise ValueError("no kind of compute is done by three ranks over two steps")
+    names = sorted(found, key=lambda k: -found[k].share)
+    return schema.dataset(
+        {
+            "persistent_share": ("kind", [found[k].share for k in names]),
+            "persistent_share_interval": (
+                ("kind", "ci_bound"),
+                [found[k].share_interval for k in names],
+            ),
+            "slowdown": (("kind", "rank"), [means[k] for k in names]),
+        },
+        coords={"kind": names, "rank": ranks, "ci_bound": ["lower", "upper"]},
+        made_by="prism.stragglers.persistent",
+        source=observed.attrs["source"],
+        provenance={**schema.provenance(observed), "confidence": confidence},
+    )
+
+
+def _relative(dag: WorkloadDAG, duration: np.ndarray, ops: np.ndarray, ranks: np.ndarray):
+    """Mean over a rank's ops of a step of duration over the median of ranks alike, (rank, step)."""
+    out = np.full((ranks.size, duration.shape[1]), np.nan)
+    for stage in np.unique(dag.stage[ops]):
+        here = ops & (dag.stage == stage)
+        own = np.unique(dag.rank[here])
+        mean = np.stack([duration[here & (dag.rank == r)].mean(axis=0) for r in own])
+        middle = np.median(mean, axis=0)
+        if own.size > 1 and (middle > 0).all():
+            out[np.searchsorted(ranks, own)] = mean / middle
+    return out
+
+
+def _nanmean(x: np.ndarray) -> np.ndarray:
+    known = np.isfinite(x)
+    return np.where(
+        known.any(axis=1), np.nansum(x, axis=1) / np.maximum(known.sum(axis=1), 1), np.nan
+    )

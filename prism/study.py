@@ -83,6 +83,20 @@ class AttributionParams(Spec):
     slow_node: float = Field(gt=1)
 
 
+class WhatIfsParams(Spec):
+    """`path`: the YAML of a context; pipeline schedules, factors on the compute of one bad node, bandwidths of a link
+    between two sites in byte/s, its latency in s and the cvs of what crosses it, draws."""
+
+    path: str
+    compute_cv: PositiveFloat
+    schedules: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    slow_node: Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)]
+    bandwidths: Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)]
+    latency_s: NonNegativeFloat
+    jitters: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False, min_length=1)]
+    draws: Draws
+
+
 class ScaleParams(Spec):
     """`path`: the YAML of a context; numbers of replicas, the slow-down whose share is shown, draws."""
 
@@ -119,6 +133,7 @@ class Params(Spec):
     scheduling: SchedulingParams
     scale: ScaleParams
     attribution: AttributionParams
+    what_ifs: WhatIfsParams
 
 
 def root() -> Path:

@@ -1,0 +1,223 @@
+"""What is worth steadying: p95 saved if some ops never varied, by kind, rank and stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from prism import schema, stats
+from prism.dag import WorkloadDAG
+from prism.model import StepModel
+from prism.montecarlo import simulate
+from prism.pools import DurationPool, Fixed, Scaled
+from prism.sweeping import Executor, sweep
+
+
+def steadying(
+    model: StepModel,
+    *,
+    by: str = "kind",
+    draws: int = 2000,
+    seed: int = 0,
+    executor: Executor | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
+    """What is worth steadying: p95 saved if some ops never varied, and if they took one per cent less.
+
+    Parameters
+    ----------
+    model : StepModel
+    by : {"kind", "rank", "stage", "rank and kind"}
+        What is taken together: ops of a name, of a rank (its compute), of a pipeline stage, of a name on a rank.
+    draws, seed, executor, progress
+        As in `prism.sweep`.
+
+    Returns
+    -------
+    Dataset
+        Per `signature` (a name of what was taken together), the largest saving first: ``saved`` (p95 of the model
+        minus p95 with these ops at their mean, seconds, with paired interval), ``elasticity`` (relative change of
+        p95 over that of their mean), ``cv`` of their pools taken together, ``criticality`` (share of draws whose longest
+        path holds one of them, at least) and ``count``.
+
+    Raises
+    ------
+    ValueError
+        Unknown groupings.
+    """
+    groups = _groups(model.dag, by)
+    scenarios: dict[str, _Changed | None] = {"all": None}
+    for name, ops in groups.items():
+        scenarios[f"still {name}"] = _Changed(ops, _still)
+        scenarios[f"less {name}"] = _Changed(ops, _less)
+    runs = sweep(model, scenarios, draws=draws, seed=seed, executor=executor, progress=progress)
+    paths = simulate(model, min(draws, 500), seed=seed, paths=True)["criticality"].values
+    rows = {name: _row(model, runs, name, ops, paths, seed) for name, ops in groups.items()}
+    names = sorted(rows, key=lambda n: -rows[n]["saved"])
+    data: dict[str, tuple] = {
+        key: ("signature", np.array([rows[n][key] for n in names]))
+        for key in ("saved", "elasticity", "cv", "criticality", "count")
+    }
+    data["saved_interval"] = (
+        ("signature", "ci_bound"),
+        np.array([rows[n]["saved_interval"] for n in names]),
+    )
+    return schema.dataset(
+        data,
+        coords={"signature": names, "ci_bound": ["lower", "upper"]},
+        made_by="prism.attribution.steadying",
+        source=runs.attrs["source"],
+        seed=seed,
+        provenance={**schema.provenance(runs), "by": by},
+    )
+
+
+def _row(model: StepModel, runs: xr.Dataset, name: str, ops: tuple, paths, seed: int) -> dict:
+    """What is said of one group of ops."""
+    base, still, less = (
+        runs["step_time"].sel(scenario=s).values for s in ("all", f"still {name}", f"less {name}")
+    )
+    p95 = float(stats.p95(base))
+    saved, interval = _saved(still, base, seed)
+    pools = [model.op_pools[o] for o in ops]
+    mean = np.array([p.mean for p in pools])
+    second = np.array([p.std**2 + p.mean**2 for p in pools])
+    spread = np.sqrt(max(second.mean() - mean.mean() ** 2, 0.0))
+    return {
+        "saved": saved,
+        "saved_interval": interval,
+        "elasticity": float(stats.p95(less) / p95 - 1) / (LESS - 1),
+        "cv": spread / mean.mean() if mean.any() else 0.0,
+        "criticality": paths[list(ops)].max(),
+        "count": len(ops),
+    }
+
+
+def _saved(still: np.ndarray, base: np.ndarray, seed: int) -> tuple[float, tuple[float, float]]:
+    """Seconds of p95 saved, with paired interval."""
+    change, low, high = stats.increase(still, base, resamples=500, seed=seed)
+    p95 = float(stats.p95(base))
+    return -change * p95, (-high * p95, -low * p95)
+
+
+def saved_by(
+    model: StepModel,
+    *,
+    rows: str = "stage",
+    columns: str = "kind",
+    draws: int = 1000,
+    seed: int = 0,
+    executor: Executor | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
+    """Which machine and which kernel: p95 saved if ops of one kind in one place never varied.
+
+    Parameters
+    ----------
+    model : StepModel
+    rows : {"rank", "stage", "replica"}
+    columns : {"kind", "stage"}
+        Ops that belong to no one rank or stage (collectives) are in a row of their own, ``shared``.
+    draws, seed, executor, progress
+        As in `prism.sweep`; one scenario a cell.
+
+    Returns
+    -------
+    Dataset
+        ``saved(place, kind)``, s, with ``saved_interval``; NaN where there is no such op.
+
+    Raises
+    ------
+    ValueError
+        Unknown groupings.
+    """
+    at, of = _labels(model.dag, rows), _labels(model.dag, columns)
+    cells: dict[tuple[str, str], list[int]] = {}
+    for op, cell in enumerate(zip(at, of, strict=True)):
+        cells.setdefault(cell, []).append(op)
+    scenarios = {f"{r} | {c}": _Changed(tuple(ops), _still) for (r, c), ops in cells.items()}
+    runs = sweep(
+        model, {"all": None} | scenarios, draws, seed=seed, executor=executor, progress=progress
+    )["step_time"]
+    names = [list(dict.fromkeys(sorted(x, key=_natural))) for x in (at, of)]
+    saved = np.full((len(names[0]), len(names[1])), np.nan)
+    interval = np.full((*saved.shape, 2), np.nan)
+    base = runs.sel(scenario="all").values
+    for r, c in cells:
+        i, j = names[0].index(r), names[1].index(c)
+        saved[i, j], interval[i, j] = _saved(runs.sel(scenario=f"{r} | {c}").values, base, seed)
+    return schema.dataset(
+        {
+            "saved": (("place", "kind"), saved),
+            "saved_interval": (("place", "kind", "ci_bound"), interval),
+        },
+        coords={"place": names[0], "kind": names[1], "ci_bound": ["lower", "upper"]},
+        made_by="prism.attribution.saved_by",
+        source="synthetic" if model.source == "synthetic" else "simulated",
+        seed=seed,
+        provenance={"draws": draws, "rows": rows, "columns": columns},
+    )
+
+
+#: factor on durations behind the elasticity: small, and well above rounding
+LESS = 0.99
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """Some ops at their mean, or a little shorter. A class, so that it can be sent to another process."""
+
+    ops: tuple[int, ...]
+    change: Callable[[int, DurationPool], DurationPool]
+    may_be_idle = True
+
+    def __call__(self, model: StepModel) -> StepModel:
+        chosen = np.zeros((model.dag.n_ops, model.dag.lanes), bool)
+        chosen[list(self.ops)] = True
+        return model.override(chosen, self.change)
+
+
+def _still(_: int, pool: DurationPool) -> DurationPool:
+    return Fixed(pool.mean)
+
+
+def _less(_: int, pool: DurationPool) -> DurationPool:
+    return Scaled(pool, LESS)
+
+
+#: what belongs to no one rank or stage
+SHARED = "shared"
+
+
+def _labels(dag: WorkloadDAG, by: str) -> list[str]:
+    """The group of each op."""
+    if by == "kind":
+        return [dag.signatures[s].op for s in dag.signature]
+    index = {"rank": dag.rank, "stage": dag.stage, "replica": dag.dp}.get(by)
+    if index is None or (by == "replica" and dag.lanes > 1):
+        words = "kind, rank, stage" + ("" if dag.lanes > 1 else ", replica")
+        raise ValueError(f"by {by!r} is not one of {words}")
+    return [f"{by} {i}" if i >= 0 else SHARED for i in index]
+
+
+def _groups(dag: WorkloadDAG, by: str) -> dict[str, tuple[int, ...]]:
+    """Ops by group; those that belong to none are left out."""
+    if by == "rank and kind":
+        pairs = zip(_labels(dag, "rank"), _labels(dag, "kind"), strict=True)
+        labels = [SHARED if r == SHARED else f"{r} {k}" for r, k in pairs]
+    else:
+        labels = _labels(dag, by)
+    out: dict[str, list[int]] = {}
+    for op, label in enumerate(labels):
+        if label != SHARED:
+            out.setdefault(label, []).append(op)
+    return {label: tuple(ops) for label, ops in out.items()}
+
+
+def _natural(label: str) -> tuple:
+    """Numbers in their order, words after them."""
+    word, _, number = label.rpartition(" ")
+    return (0, word, int(number)) if number.isdigit() else (1, label, 0)
