@@ -19,7 +19,7 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
-    " component level kind place trace gaps size slowdown bandwidth latency jitter"
+    " component level kind place trace gaps size slowdown bandwidth latency jitter lag other reason"
     # not observations but the arrays of a stored model
     " edge member site field pool base parameter sample_index replica grouping".split()
 )
@@ -63,6 +63,34 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "gpus": ("1", "number of GPUs"),
     "runs": ("1", "number of runs"),
     "median": ("s", "median over devices of the per-device median"),
+    "spatial_component": ("1", "standard deviation between devices, relative to the median"),
+    "spatial_component_interval": ("1", "interval of spatial_component"),
+    "temporal_component": (
+        "1",
+        "standard deviation over the runs of a device, relative to the median",
+    ),
+    "temporal_component_interval": ("1", "interval of temporal_component"),
+    "node_component": ("1", "standard deviation between machines, relative to the median"),
+    "node_component_interval": ("1", "interval of node_component"),
+    "middle_cv": ("1", "std / mean over the runs of the device in the middle"),
+    "middle_cv_interval": ("1", "interval of middle_cv"),
+    "middle_spread": ("1", "(max - min) / median over the runs of the device in the middle"),
+    "middle_runs": ("1", "runs of the device in the middle"),
+    "autocorrelation": ("1", "of the runs of the device in the middle"),
+    "outlier": ("1", "1 slow, -1 fast, 0 within Tukey's fences"),
+    "rank_correlation": ("1", "Spearman, of device medians of two kernels"),
+    "rank_correlation_interval": ("1", "interval of rank_correlation"),
+    "run_correlation": ("1", "Pearson, of duration and another reading over runs"),
+    "run_correlation_interval": ("1", "interval of run_correlation"),
+    "clock_explains": ("1", "std / mean over devices of clock x duration"),
+    "throttle": ("1", "clock-event reasons, NVML bits"),
+    "skew": ("s", "arrival of the last rank after the first"),
+    "earliest": ("s", "duration on the rank that was done first"),
+    "utilisation": ("1", "share of time in which kernels ran"),
+    "reason_share": ("1", "share of samples with the clock-event reason"),
+    "at_size": ("s", "quantile of the transfer time"),
+    "at_size_interval": ("s", "order-statistic interval of at_size"),
+    "tail_ratio": ("1", "p99 / p50 of the transfer time"),
     "spatial_spread": ("1", "(max - min) / median over devices"),
     "spatial_p95_p5": ("1", "(p95 - p5) / median over devices"),
     "spatial_whisker_spread": ("1", "spread between Tukey whiskers / median over devices"),

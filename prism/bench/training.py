@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tqdm import tqdm
+
+from prism.bench.machine import as_yaml, kind_of_machine
 
 CONDITIONS = ("steady", "slow-rank", "background")
 #: seconds for which background load is on or off, drawn evenly
@@ -159,24 +160,9 @@ def record_training(
             old.unlink()
         for made in [*sorted(Path(meet).glob("rank*.csv.gz")), Path(meet) / "loss.txt"]:
             made.replace(folder / made.name)
-        facts = {"condition": condition, **job, "torch": torch.__version__, **_machine()}
-        (folder / "recording.yaml").write_text(_yaml(facts))
+        facts = {"condition": condition, **job, "torch": torch.__version__, **kind_of_machine()}
+        (folder / "recording.yaml").write_text(as_yaml(facts))
     return folder
-
-
-def _machine() -> dict[str, object]:
-    """The kind of machine, without its name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(s.split(":", 1)[1].strip() for s in lines if s.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor() or "unknown"
-    return {"cpu": model, "cores": os.cpu_count(), "system": platform.system()}
-
-
-def _yaml(facts: dict) -> str:
-    # every JSON value is a YAML value
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in facts.items())
 
 
 def _start(job: dict, rank: int, meet: str) -> subprocess.Popen:

@@ -1,0 +1,224 @@
+"""From files of device measurements to one Dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from prism import schema
+from prism.fleet.published import MISSING, made_tidy, read_kernel_tuner
+from prism.fleet.reference import ReferenceFleet, synthetic_fleet
+from prism.specs import read_spec
+from prism.tables import TableError, labels, numbers, one_line, read_table, require_columns
+
+#: names in the tidy form -> name and factor to SI; a column may come in either unit
+TIDY = {
+    "duration_s": ("duration", 1.0), "duration_ms": ("duration", 1e-3), "duration_us": ("duration", 1e-6),
+    "sm_clock_mhz": ("clock_sm", 1.0), "mem_clock_mhz": ("clock_mem", 1.0),
+    "power_w": ("power", 1.0), "temperature_c": ("temperature", 1.0),
+    "throttle_reasons": ("throttle", 1.0), "start_unix_s": ("started_at", 1.0),
+}  # fmt: skip
+DURATIONS = [c for c, (name, _) in TIDY.items() if name == "duration"]
+TEXT = ("node", "cabinet", "gpu_id", "uuid", "kernel", "dtype")
+#: columns that tell one run from another, so that equal rows are the same run recorded twice
+RUN_COLUMNS = ("start_unix_s", "run")
+#: matrix sizes, which say how much work a kernel is
+SHAPE = ("m", "n", "k")
+#: cells of a dense (signature, gpu, trial) array: 2 GB
+LARGEST_TABLE = 2.5e8
+
+
+class FleetError(ValueError):
+    """A fleet file that cannot be used; the message names it."""
+
+
+def read_fleet(path: str | Path, *, cold: int = 0) -> xr.Dataset:
+    """Read per-device durations.
+
+    Parameters
+    ----------
+    path : path
+        - ``.csv``, ``.csv.gz`` or ``.parquet`` with one run a row: ``gpu_id`` and ``duration_s``, ``duration_ms`` or
+          ``duration_us``; optional ``kernel, node, cabinet, start_unix_s, sm_clock_mhz, mem_clock_mhz, power_w,
+          temperature_c, throttle_reasons``, and ``m, n, k, dtype`` of a matrix product;
+        - a folder of such tables (one a node, as `prism bench gemm` writes them), read as one;
+        - the aggregates published with PAL (columns ``uuid, perf, freq, ...``);
+        - cache files of Kernel Tuner, ``.json`` or ``.json.gz``;
+        - ``.yaml`` of a `ReferenceFleet`: the synthetic fleet that it describes;
+        - ``.nc`` that PRISM saved.
+    cold : int
+        Runs of each kernel on each device, in order of time, that are left out as warm-up.
+
+    Returns
+    -------
+    Dataset
+        ``duration(signature, gpu, trial)``, seconds, and what else was measured, in order of time
+        along `trial`, padded with NaN where a device has fewer runs. -1 is read as missing, except in
+        durations. Where a column identifies the run (`start_unix_s`, `run`), rows that are equal in
+        everything are one run recorded twice, and dropped; the provenance says how many. Coordinates ``node``,
+        ``rack``, and ``flop(signature)`` where sizes are known.
+
+    Raises
+    ------
+    FleetError, prism.specs.SpecError
+        Missing file or columns, no rows, durations that are not positive numbers.
+    """
+    path = Path(path)
+    if path.suffix in (".yaml", ".yml"):
+        return synthetic_fleet(read_spec(ReferenceFleet, path))
+    if path.suffix == ".nc":
+        return _read_saved(path)
+    if cold < 0:
+        raise ValueError(f"cold must not be negative, got {cold}")
+    try:
+        return _to_dataset(*_tidy(_table(path), path), path, cold)
+    except TableError as fault:
+        raise FleetError(str(fault)) from fault
+
+
+def _table(path: Path) -> pd.DataFrame:
+    if path.is_dir():
+        files = sorted(
+            f for f in path.iterdir() if f.name.endswith((".csv", ".csv.gz", ".parquet"))
+        )
+        if not files:
+            raise TableError(f"{path}: holds no .csv, .csv.gz or .parquet")
+        return pd.concat([read_table(f, TEXT) for f in files], ignore_index=True)
+    if path.name.endswith((".json", ".json.gz")):
+        return read_kernel_tuner(path)
+    return read_table(path, TEXT)
+
+
+def _read_saved(path: Path) -> xr.Dataset:
+    try:
+        with xr.open_dataset(path, engine="h5netcdf") as ds:
+            saved = schema.check(ds.load())
+    except (OSError, ValueError) as fault:
+        raise FleetError(f"{path}: not a saved Dataset: {one_line(fault)}") from fault
+    if "duration" not in saved or saved["duration"].dims != ("signature", "gpu", "trial"):
+        raise FleetError(f"{path}: holds no duration(signature, gpu, trial), so it is no fleet")
+    return saved
+
+
+def _tidy(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Rows in the tidy form, without duplicates, and what was dropped."""
+    table = made_tidy(table, path)
+    require_columns(table, ("gpu_id",), path)
+    given = [c for c in DURATIONS if c in table]
+    if len(given) != 1:
+        what = (
+            f"a column {', '.join(DURATIONS[:-1])} or {DURATIONS[-1]}"
+            if not given
+            else f"one of {' and '.join(given)}"
+        )
+        raise TableError(f"{path}: needs {what}, has {', '.join(map(str, table.columns[:8]))}")
+    kept = _without_duplicates(table, path)
+    out = pd.DataFrame({"gpu": labels(kept, "gpu_id", path)}, index=kept.index)
+    out["signature"] = labels(kept, "kernel", path) if "kernel" in kept else _sizes(kept)
+    for column in ("node", "cabinet"):
+        text = kept[column].astype("string") if column in kept else pd.Series("", kept.index)
+        out[column] = text.replace({str(MISSING): "", f"{MISSING}.0": ""}).fillna("").astype(str)
+    for column, (name, factor) in TIDY.items():
+        if column in kept:
+            required = name == "duration"
+            values = numbers(
+                kept, column, path, empty=not required, missing=None if required else MISSING
+            )
+            out[name] = values * factor
+    if set(SHAPE) <= set(kept.columns):
+        out["flop"] = 2 * np.prod([numbers(kept, c, path, least=1) for c in SHAPE], axis=0)
+    bad = ~(out["duration"] > 0)
+    if bad.any():
+        row = out.index[int(np.flatnonzero(bad)[0])] + 1
+        raise TableError(
+            f"{path}: {int(bad.sum())} durations are not positive (first in data row {row}); "
+            "repair or remove these rows"
+        )
+    return out, {"rows": len(table), "duplicates_dropped": len(table) - len(kept)}
+
+
+def _sizes(table: pd.DataFrame) -> pd.Series | str:
+    """Names of matrix products by their sizes, where nothing else names kernels."""
+    if not set(SHAPE) <= set(table.columns):
+        return "kernel"
+    sizes = table[list(SHAPE)].astype("string").agg("x".join, axis=1)
+    return "gemm " + sizes + (" " + table["dtype"] if "dtype" in table else "")
+
+
+def _without_duplicates(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Drop repeated rows where something identifies a run; equal readings alone are no repetition."""
+    if "is_duplicate" in table:
+        return table[numbers(table, "is_duplicate", path) == 0]
+    identified = [c for c in RUN_COLUMNS if c in table]
+    return table.drop_duplicates() if identified else table
+
+
+def _to_dataset(rows: pd.DataFrame, counts: dict[str, int], path: Path, cold: int) -> xr.Dataset:
+    if "started_at" in rows:
+        rows = rows.sort_values("started_at", kind="stable")
+    rows = _warm(rows, cold, path)
+    gpus = np.unique(rows["gpu"])
+    signatures = np.unique(rows["signature"])
+    trial = rows.groupby(["signature", "gpu"]).cumcount().to_numpy()
+    index = (
+        np.searchsorted(signatures, rows["signature"]),
+        np.searchsorted(gpus, rows["gpu"]),
+        trial,
+    )
+    shape = (signatures.size, gpus.size, int(trial.max()) + 1)
+    if np.prod(shape, dtype=float) > LARGEST_TABLE:
+        raise TableError(
+            f"{path}: {shape[0]} kernels x {shape[1]} GPUs x {shape[2]} runs do not fit a dense table; "
+            "read the kernels from files of their own"
+        )
+    data = {}
+    for name in dict.fromkeys(v[0] for v in TIDY.values()):
+        if name in rows:
+            values = np.full(shape, np.nan)
+            values[index] = rows[name].to_numpy()
+            data[name] = (("signature", "gpu", "trial"), values)
+    # a device whose rows partly lack its node has it from the others
+    place = rows.groupby("gpu")[["node", "cabinet"]].max().loc[gpus]
+    moved = rows[rows["node"] != ""].groupby("gpu")["node"].nunique()
+    coords = {
+        "signature": signatures.astype("U"),
+        "gpu": gpus.astype("U"),
+        "node": ("gpu", place["node"].to_numpy().astype("U")),
+        "rack": ("gpu", place["cabinet"].to_numpy().astype("U")),
+    }
+    if "flop" in rows:
+        coords["flop"] = ("signature", _flop(rows, signatures, path))
+    return schema.dataset(
+        data,
+        coords=coords,
+        made_by="prism.read_fleet",
+        source="measured",
+        provenance={
+            "file": path.name,
+            **counts,
+            "cold_runs_dropped": cold,
+            "gpus_on_several_nodes": int((moved > 1).sum()),
+        },
+    )
+
+
+def _warm(rows: pd.DataFrame, cold: int, path: Path) -> pd.DataFrame:
+    if not cold:
+        return rows
+    left = rows[rows.groupby(["signature", "gpu"]).cumcount() >= cold]
+    if left.empty:
+        raise TableError(f"{path}: no device has more than {cold} runs of a kernel")
+    return left
+
+
+def _flop(rows: pd.DataFrame, signatures: np.ndarray, path: Path) -> np.ndarray:
+    per = rows.groupby("signature")["flop"]
+    mixed = per.nunique()
+    if (mixed > 1).any():
+        raise TableError(
+            f"{path}: kernel {mixed.idxmax()!r} has rows of several sizes; name them apart"
+        )
+    return per.first().loc[signatures].to_numpy()
