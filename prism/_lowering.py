@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import NamedTuple
 
@@ -54,6 +55,23 @@ def lower_model(model: StepModel, *, seed: int, draws_per_job: int, keep: bool) 
         component_of_op(dag),
     )
     return Arrays(graph, draw, _override_arrays(model), rows.arrays(draws_per_job))
+
+
+def fingerprint(model: StepModel, *, seed: int) -> str:
+    """A hash of all that draws depend on: models with equal ones have equal draws."""
+    arrays = lower_model(model, seed=seed, draws_per_job=1, keep=False)
+    index, kind, ptr, table, *rest = arrays.draw
+    # tables by what they hold: equal models may number them in another order
+    held = [
+        hashlib.blake2b(t.tobytes(), digest_size=8).digest() for t in np.split(table, ptr[1:-1])
+    ]
+    tables = np.array([int.from_bytes(h, "little") for h in held], np.uint64)[index]
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (*arrays.graph, tables, kind, *rest, *arrays.override, *arrays.shared):
+        array = np.ascontiguousarray(part)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def _constant(array: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -141,13 +141,22 @@ class WorkloadDAG:
             self.signatures[self.signature[op]], self.sites[self.site[op]], int(self.position[op])
         )
 
-    @cached_property
+    def __getstate__(self) -> dict:
+        # what is worked out on demand is not sent to other processes
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
     def is_inter_node(self) -> np.ndarray:
         """Ops whose participants sit on more than one node, in any replica, bool (op,)."""
+        return self.crosses_nodes.any(axis=1)
+
+    @cached_property
+    def crosses_nodes(self) -> np.ndarray:
+        """Whether participants of an op sit on more than one node, bool (op, lane)."""
         nodes = self.node_of_rank[self.member]
         lowest = self._over_groups(np.minimum, np.minimum.reduceat(nodes, self.member_ptr[:-1]))
         highest = self._over_groups(np.maximum, np.maximum.reduceat(nodes, self.member_ptr[:-1]))
-        return (lowest != highest).any(axis=1)
+        return lowest != highest
 
     def on_node(self, node: int) -> np.ndarray:
         """Ops in which a rank of machine `node` takes part, bool (op, lane).

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,10 +38,11 @@ class NodeSpeeds:
     def __call__(self, model: StepModel) -> StepModel:
         dag = model.dag
         compute = _of_category(model, Category.COMPUTE)[:, None]
+        on = {n: dag.on_node(n) for n in self.factor}
         for factor in sorted({f for f in self.factor.values() if f != 1.0}):
             chosen = np.zeros((dag.n_ops, dag.lanes), bool)
             for node in (n for n, f in self.factor.items() if f == factor):
-                chosen |= dag.on_node(node) & compute
+                chosen |= on[node] & compute
             if chosen.any():
                 model = model.override(chosen, lambda _, pool, f=factor: Scaled(pool, f))
         return model
@@ -60,7 +62,8 @@ class HotGpu:
     Raises
     ------
     ValueError
-        On call: a rank or replica that the model does not have.
+        On call: a rank or replica that the model does not have; a rank that is folded with others into one op, where
+        one GPU cannot be told from the rest.
     """
 
     rank: int
@@ -77,10 +80,17 @@ class HotGpu:
             raise ValueError(
                 f"rank {self.rank} computes nothing: ranks are 0 to {int(dag.rank.max())}"
             )
-        if not 0 <= self.replica < dag.lanes:
-            raise ValueError(f"replica {self.replica}: there are {dag.lanes}")
-        lanes = np.arange(dag.lanes) == self.replica
-        return model.override(here[:, None] & lanes, lambda _, pool: Scaled(pool, self.factor))
+        if not 0 <= self.replica < dag.replicas:
+            raise ValueError(f"replica {self.replica}: there are {dag.replicas}")
+        if (dag.width[here] > 1).any():
+            raise ValueError(
+                f"rank {self.rank} stands for {int(dag.width[here].max())} tensor-parallel GPUs: write them out (fold_tp: false)"
+            )
+        if dag.lanes == 1:
+            chosen = (here & (dag.replica == self.replica))[:, None]
+        else:
+            chosen = here[:, None] & (np.arange(dag.lanes) == self.replica)
+        return model.override(chosen, lambda _, pool: Scaled(pool, self.factor))
 
 
 @dataclass(frozen=True)
@@ -106,14 +116,17 @@ class SlowLink:
     role: str | None = None
 
     def __post_init__(self) -> None:
-        _check_factors({0: self.factor})
+        _check_factors({"factor": self.factor})
+        if self.between is not None and len(self.between) != 2:
+            raise ValueError(f"between needs two stages, got {self.between!r}")
 
     def __call__(self, model: StepModel) -> StepModel:
         dag = model.dag
         if self.between is None:
             chosen = dag.is_inter_node & ~_of_category(model, Category.COMPUTE)
         else:
-            chosen = _transfers(model, [self.between])
+            wanted = {tuple(self.between), tuple(self.between)[::-1]}
+            chosen = _links(model, lambda a, b: (a, b) in wanted)
         if self.role is not None:
             chosen &= np.array([s.role == self.role for s in dag.signatures])[dag.signature]
         if not chosen.any():
@@ -132,8 +145,9 @@ class SlowLink:
 class CrossDatacenter:
     """A job split over two datacenters, within its pipeline or between its replicas.
 
-    With `after`, transfers between two stages take the long link instead of their own: ``latency + message /
-    bandwidth``. With `replicas`, each collective of replicas that have members on both sides takes, on top of its own time
+    With `after`, transfers between stages on both sides take the long link instead of their own: ``latency + message /
+    bandwidth``; collectives with members on both sides (of embeddings, of the whole job) take it on top of their own time,
+    with the bytes that their signatures say, or with the latency alone. With `replicas`, each collective of replicas that have members on both sides takes, on top of its own time
     within the sites, what must cross, once each way at the same time: ``latency + crossing / bandwidth``, where an
     all-gather or reduce-scatter of `message` bytes sends the larger site's part, ``max(k, n - k) / n`` of it, and an
     all-reduce all of it (sites reduce first, then exchange sums).
@@ -178,19 +192,42 @@ class CrossDatacenter:
             raise ValueError("latency and jitter must be finite and not negative")
 
     def __call__(self, model: StepModel) -> StepModel:
-        if self.after is not None:
-            chosen, change = self._transfers(model), self._long_link
+        if self.replicas is not None:
+            crossing = self._collectives(model)
+            changed = model.override(crossing, lambda op, pool: self._both_sites(model, op, pool))
         else:
-            chosen, change = self._collectives(model), self._both_sites
-        return model.override(chosen, lambda op, pool: change(model, op, pool))
-
-    def _transfers(self, model: StepModel) -> np.ndarray:
-        chosen = _transfers(model, [(self.after, self.after + 1)])
-        if not chosen.any():
-            raise ValueError(
-                f"no transfer crosses between stages {self.after} and {self.after + 1}"
+            crossing = _links(model, lambda a, b: (a <= self.after) != (b <= self.after))
+            if not crossing.any():
+                raise ValueError(
+                    f"no transfer crosses between stages {self.after} and {self.after + 1}"
+                )
+            changed = model.override(crossing, lambda op, _: self._long_link(model, op))
+            changed = changed.override(
+                self._straddling(model), lambda op, pool: self._straddled(model, op, pool)
             )
-        return chosen
+        # nobody measured the link between the sites
+        return changed.replace(source="synthetic")
+
+    def _straddling(self, model: StepModel) -> np.ndarray:
+        """Collectives with members of stages on both sides, bool (op,)."""
+        dag = model.dag
+        owned = (dag.rank >= 0) & (dag.stage >= 0)
+        near, far = (
+            np.isin(dag.member, dag.rank[owned & side]).astype(bool)
+            for side in (dag.stage <= self.after, dag.stage > self.after)
+        )
+        both = np.logical_or.reduceat(near, dag.member_ptr[:-1]) & np.logical_or.reduceat(
+            far, dag.member_ptr[:-1]
+        )
+        several = np.diff(dag.member_ptr) > 1
+        return both & several & _of_category(model, Category.COLLECTIVE)
+
+    def _straddled(self, model: StepModel, op: int, pool: DurationPool) -> DurationPool:
+        try:
+            size = self._bytes(model, op, None)
+        except ValueError:
+            size = 0.0
+        return self._on_top(pool, size)
 
     def _collectives(self, model: StepModel) -> np.ndarray:
         """Joining ops with members on both sides, bool (op, lane)."""
@@ -208,9 +245,9 @@ class CrossDatacenter:
             raise ValueError(f"no collective crosses between replicas {k - 1} and {k}")
         return chosen
 
-    def _bytes(self, model: StepModel, op: int) -> float:
-        if self.message is not None:
-            return self.message
+    def _bytes(self, model: StepModel, op: int, given: float | None) -> float:
+        if given is not None:
+            return given
         shape = model.dag.signatures[model.dag.signature[op]].shape
         number, _, unit = shape.rpartition(" ")
         try:
@@ -225,15 +262,18 @@ class CrossDatacenter:
         mean = self.latency + size / self.bandwidth
         return mean, self.jitter * mean
 
-    def _long_link(self, model: StepModel, op: int, _: DurationPool) -> DurationPool:
-        return _moments(*self._crossing(self._bytes(model, op)))
+    def _long_link(self, model: StepModel, op: int) -> DurationPool:
+        return _moments(*self._crossing(self._bytes(model, op, self.message)))
 
     def _both_sites(self, model: StepModel, op: int, pool: DurationPool) -> DurationPool:
         dag = model.dag
-        size = self._bytes(model, op)
+        size = self._bytes(model, op, self.message)
         name = dag.signatures[dag.signature[op]].op.replace("-", "_")
         if not name.endswith("all_reduce"):
             size *= max(self.replicas, dag.lanes - self.replicas) / dag.lanes
+        return self._on_top(pool, size)
+
+    def _on_top(self, pool: DurationPool, size: float) -> DurationPool:
         mean, std = self._crossing(size)
         if std == 0:
             return Shifted(pool, mean)
@@ -257,9 +297,14 @@ def _of_category(model: StepModel, category: Category) -> np.ndarray:
     return np.array([s.category == category for s in dag.signatures])[dag.signature]
 
 
-def _transfers(model: StepModel, pairs: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Point-to-point ops between pairs of stages in either direction, bool (op,)."""
-    links = {f"stage {a}->{b}" for x, y in pairs for a, b in ((x, y), (y, x))}
+def _links(model: StepModel, wanted: Callable[[int, int], bool]) -> np.ndarray:
+    """Point-to-point ops on links between stages that are wanted, bool (op,)."""
     dag = model.dag
-    sites = np.array([s in links for s in dag.sites])[dag.site]
-    return sites & _of_category(model, Category.POINT_TO_POINT)
+
+    def chosen(site: str) -> bool:
+        ends = re.fullmatch(r"stage (\d+)->(\d+)", site)
+        return ends is not None and wanted(int(ends[1]), int(ends[2]))
+
+    return np.array([chosen(s) for s in dag.sites])[dag.site] & _of_category(
+        model, Category.POINT_TO_POINT
+    )

@@ -17,10 +17,12 @@ from prism.montecarlo import simulate
 from prism.scenarios import Scenario, increases
 from prism.sweeping import Executor, sweep
 
-#: assignments up to which every one is tried
-EXHAUSTIVE = 720
-#: nodes up to which all pairs are tried for an exchange, not only those with a slow node
-ALL_PAIRS = 8
+#: assignments up to which every one is tried, and op-draws that this may take
+EXHAUSTIVE, EXHAUSTIVE_DRAWS = 40_320, 5e9
+#: draws of a first look at every assignment, and how many of them are looked at again with all draws
+SCREENED, LOOKED_AT = 50, 40
+#: nodes up to which all pairs are tried for an exchange, not only those with one of the slowest
+ALL_PAIRS = 16
 METHODS = ("as given", "sorted", "random, median of 20", "optimised")
 
 
@@ -35,9 +37,10 @@ def optimise_placement(
 ) -> xr.Dataset:
     """Assign nodes of known speeds to the positions of a job so that p95 of step time is least.
 
-    A position is a node of the model (the ranks that share a machine). Up to `EXHAUSTIVE` different assignments all are
-    tried. Beyond that the slowest nodes go where slowing costs least (measured one position at a time), and then pairs are
-    exchanged while that helps. Search and verdict use different random numbers, so that the least of many noisy
+    A position is a node of the model (the ranks that share a machine). Up to `EXHAUSTIVE` different assignments (eight
+    nodes) all are tried, where that takes no more than `EXHAUSTIVE_DRAWS`: with `SCREENED` draws, and the best `LOOKED_AT` of them
+    with all. Beyond that the slowest nodes go where slowing costs least (measured one position at a time), or
+    nodes are sorted either way, and then pairs are exchanged while that helps; the best of the three is kept. Search and verdict use different random numbers, so that the least of many noisy
     values is not taken for an improvement.
 
     Parameters
@@ -93,7 +96,7 @@ def optimise_placement(
         made_by="prism.optimise_placement",
         source="synthetic" if model.source == "synthetic" else "simulated",
         seed=seed,
-        provenance={"speeds": speed.tolist(), "exhaustive": _assignments(speed) <= EXHAUSTIVE},
+        provenance={"speeds": speed.tolist(), "exhaustive": _every_one_is_tried(model, speed)},
     )
 
 
@@ -105,31 +108,64 @@ def _times(
 
 
 def _search(model, nodes, speed, p95, seed, rounds, progress) -> np.ndarray:
+    if _every_one_is_tried(model, speed):
+        return _exhaustive(model, nodes, speed, p95, seed, progress)
     n = nodes.size
-    if _assignments(speed) <= EXHAUSTIVE:
-        every = tqdm(_distinct(speed), disable=not progress, leave=False)
-        return min(every, key=lambda o: p95(o, seed))
     slow = float(speed.max() / np.median(speed))
     cost = [
         float(stats.p95(_times(model, nodes, np.where(np.arange(n) == i, slow, 1.0), 400, seed)))
         for i in tqdm(range(n), disable=not progress, leave=False)
     ]
-    order = np.empty(n, int)
-    order[np.argsort(cost, kind="stable")] = np.argsort(-speed, kind="stable")
-    best = p95(order, seed)
+    greedy = np.empty(n, int)
+    greedy[np.argsort(cost, kind="stable")] = np.argsort(-speed, kind="stable")
+    starts = [greedy, np.argsort(speed, kind="stable"), np.argsort(-speed, kind="stable")]
+    found = [
+        _exchanged(s, speed, lambda o: p95(o, seed), rounds)
+        for s in tqdm(starts, disable=not progress, leave=False)
+    ]
+    return min(found, key=lambda f: f[1])[0]
+
+
+def _exchanged(
+    order: np.ndarray, speed: np.ndarray, value, rounds: int
+) -> tuple[np.ndarray, float]:
+    """Exchange pairs of nodes while that helps."""
+    n = order.size
+    order, best = order.copy(), value(order)
+    # only exchanges that move one of the slowest are worth a simulation where there are many
+    movers = np.argsort(-speed, kind="stable")[: n if n <= ALL_PAIRS else max(2, n // 8)]
     for _ in range(rounds):
         improved = False
-        movable = n if n <= ALL_PAIRS else max(2, n // 8)
-        for i in np.argsort(-speed[order], kind="stable")[:movable]:
-            for j in np.argsort(cost, kind="stable"):
+        for mover in movers:
+            for j in range(n):
+                i = int(np.flatnonzero(order == mover)[0])
+                if speed[order[i]] == speed[order[j]]:
+                    continue
                 trial = order.copy()
                 trial[[i, j]] = trial[[j, i]]
-                if speed[order[i]] == speed[order[j]] or (value := p95(trial, seed)) >= best:
-                    continue
-                order, best, improved = trial, value, True
+                if (new := value(trial)) < best:
+                    order, best, improved = trial, new, True
         if not improved:
             break
-    return order
+    return order, best
+
+
+def _every_one_is_tried(model: StepModel, speed: np.ndarray) -> bool:
+    many = _assignments(speed)
+    work = many * model.dag.n_ops * model.dag.lanes * SCREENED
+    return many <= EXHAUSTIVE and work <= EXHAUSTIVE_DRAWS
+
+
+def _exhaustive(model, nodes, speed, p95, seed, progress) -> np.ndarray:
+    """The best of all assignments: those that a few draws like, with all draws."""
+    every = _distinct(speed)
+    if len(every) > LOOKED_AT:
+        screened = [
+            float(stats.p95(_times(model, nodes, speed[o], SCREENED, seed)))
+            for o in tqdm(every, disable=not progress, leave=False)
+        ]
+        every = [every[i] for i in np.argsort(screened, kind="stable")[:LOOKED_AT]]
+    return min(every, key=lambda o: p95(o, seed))
 
 
 def _assignments(speed: np.ndarray) -> int:

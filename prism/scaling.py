@@ -31,7 +31,8 @@ class Spread:
     compute, communication : DurationPool
         With mean 1.
     step : float
-        Loading of the score that all compute of a step shares, and, another one, all communication.
+        Loading of the scores that all compute of a step shares, all communication between nodes, and all within
+        them: one each.
     """
 
     compute: DurationPool
@@ -121,6 +122,7 @@ def scale(
             gpus.append(here.topology.gpus)
             for i, spread in enumerate(spreads.values()):
                 model = spread.model(here)
+                # pools of mean 1: the same step for every spread
                 still[j] = simulate(model.at_mean, 1)["step_time"].values[0]
                 for k, component in enumerate(COMPONENTS):
                     alone = _alone(model, component)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from prism import schema
+from prism import schema, stats
 from prism.dag import WorkloadDAG
 from prism.montecarlo import propagate
 from prism.randomeffects import variance_components
 from prism.signature import Category
 from prism.traces.steps import check_ops
+
+#: neighbouring steps that the bootstrap keeps together
+BLOCK = 4
 
 
 def stragglers(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> xr.Dataset:
@@ -32,7 +35,7 @@ def stragglers(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> x
     Returns
     -------
     Dataset
-        ``slowdown(signature)``, the largest first, with ``slowdown_interval`` (bootstrap over steps); ``slowdown_all``, of
+        ``slowdown(signature)``, the largest first, with ``slowdown_interval`` (bootstrap over blocks of steps); ``slowdown_all``, of
         the measured job; ``step_mean``, s, with ideal ops everywhere.
 
     Raises
@@ -53,7 +56,8 @@ def stragglers(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> x
         name: steps(np.where(member[:, None], duration, ideal)) for name, member in groups.items()
     }
     rng = np.random.default_rng(0)
-    index = rng.integers(0, best.size, (1000, best.size))
+    # neighbouring steps are alike
+    index = np.array([stats.block_indices(rng, best.size, BLOCK) for _ in range(1000)])
     base = best[index].mean(axis=1)
     found = sorted(
         (
@@ -95,21 +99,20 @@ def _groups(dag: WorkloadDAG, by: str) -> dict[str, np.ndarray]:
     if by == "kind":
         kinds = np.array([s.op for s in dag.signatures])[dag.signature]
         return {str(k): kinds == k for k in np.unique(kinds)}
-    own = dag.rank >= 0
-    of_rank = {
-        "rank": {int(r): int(r) for r in np.unique(dag.member)},
-        "stage": dict(zip(dag.rank[own].tolist(), dag.stage[own].tolist(), strict=True)),
-        "replica": dict(zip(dag.rank[own].tolist(), dag.dp[own].tolist(), strict=True)),
-    }.get(by)
-    if of_rank is None:
+    if by not in ("rank", "stage", "replica"):
         raise ValueError(f"by {by!r} is not one of kind, stage, replica, rank")
-    value = np.array([of_rank.get(int(r), -1) for r in dag.member])
+    own = {"rank": dag.rank, "stage": dag.stage, "replica": dag.dp}[by]
+    owned = (dag.rank >= 0) & (own >= 0)
     owner = np.repeat(np.arange(dag.n_ops), np.diff(dag.member_ptr))
     out = {}
-    for v in sorted({v for v in value.tolist() if v >= 0}):
+    for v in np.unique(own[owned]):
+        # a rank of several stages takes part for each of them; what it does alone is of one
+        theirs = np.isin(dag.member, dag.rank[owned & (own == v)])
         member = np.zeros(dag.n_ops, bool)
-        member[owner[value == v]] = True
-        out[f"{by} {v}"] = member
+        member[owner[theirs]] = True
+        out[f"{by} {v}"] = np.where(owned, own == v, member)
+    if not out:
+        raise ValueError(f"no op of the graph is of a {by}")
     return out
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, as_completed
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +12,7 @@ import xarray as xr
 from tqdm import tqdm
 
 from prism import schema
+from prism._lowering import fingerprint
 from prism.model import StepModel
 from prism.montecarlo import simulate
 from prism.scenarios import Scenario, unchanged
@@ -49,15 +48,13 @@ def sweep(
     ----------
     model : StepModel
     scenarios : mapping of name to scenario
-        Functions from a model to a model; None is the model as it is. With an executor that sends work to other
-        processes, functions that can be pickled: of a module, not lambdas.
+        Functions from a model to a model, applied here; None is the model as it is.
     draws, seed
         As `simulate`.
     executor : Executor, optional
         For instance ``concurrent.futures.ProcessPoolExecutor()`` or ``dask.distributed.Client(...).get_executor()``.
     folder : path, optional
-        Finished scenarios are kept there, and not computed again by a sweep of the same model, seed and number of
-        draws.
+        Finished scenarios are kept there, and not computed again where model, seed and number of draws are the same.
     progress : bool
         Show a bar.
 
@@ -69,7 +66,7 @@ def sweep(
     Raises
     ------
     ValueError
-        No scenarios; a scenario that changes nothing.
+        No scenarios; a scenario that cannot be applied, returns no model, or changes nothing.
     SweepError
         If a worker dies.
 
@@ -83,96 +80,110 @@ def sweep(
     """
     if not scenarios:
         raise ValueError("a sweep needs at least one scenario, none given")
-    kept = _Kept(folder, model, draws, seed)
-    found = {
-        name: row for name, change in scenarios.items() if (row := kept.load(change)) is not None
-    }
-    left = {name: change for name, change in scenarios.items() if name not in found}
-    sources = {model.source}
-    with tqdm(total=len(scenarios), initial=len(found), disable=not progress, leave=False) as bar:
-        for name, (row, source) in _computed(model, left, draws, seed, executor):
-            kept.save(left[name], row, source)
-            found[name] = (row, source)
+    models = {name: _changed(name, model, change) for name, change in scenarios.items()}
+    kept = _Kept(folder, draws, seed)
+    _check_changes(model, models, scenarios, seed)
+    found = {name: row for name, m in models.items() if (row := kept.load(m)) is not None}
+    left = {name: m for name, m in models.items() if name not in found}
+    with tqdm(total=len(models), initial=len(found), disable=not progress, leave=False) as bar:
+        for name, row in _computed(left, draws, seed, executor):
+            kept.save(left[name], row)
+            found[name] = row
             bar.update()
-    sources |= {source for _, source in found.values()}
+    made_up = "synthetic" in {model.source, *(m.source for m in models.values())}
     return schema.dataset(
-        {"step_time": (("scenario", "draw"), np.stack([found[n][0] for n in scenarios]))},
+        {"step_time": (("scenario", "draw"), np.stack([found[n] for n in scenarios]))},
         coords={"scenario": list(scenarios)},
         made_by="prism.sweep",
-        source="synthetic" if "synthetic" in sources else "simulated",
+        source="synthetic" if made_up else "simulated",
         seed=seed,
         provenance={"draws": draws},
     )
 
 
-def _computed(model, scenarios, draws, seed, executor):
-    """Scenarios as they are done: name, (step times, source)."""
+def _changed(name: str, model: StepModel, change: Scenario | None) -> StepModel:
+    """The model under a scenario; whatever is wrong with it is said before anything is computed."""
+    if change is None:
+        return model
+    try:
+        changed = change(model)
+    except ValueError as fault:
+        raise ValueError(f"scenario {name!r}: {fault}") from fault
+    if not isinstance(changed, StepModel):
+        raise ValueError(f"scenario {name!r} returns {changed!r}, needs to return a step model")
+    return changed
+
+
+def _check_changes(
+    model: StepModel, models: Mapping[str, StepModel], scenarios: Mapping, seed: int
+) -> None:
+    """A what-if that changes nothing must not look like a result."""
+    before = None
+    for name, changed in models.items():
+        change = scenarios[name]
+        if change in (None, unchanged) or getattr(change, "may_be_idle", False):
+            continue
+        if before is None:
+            before = fingerprint(model, seed=seed)
+        if changed is model or fingerprint(changed, seed=seed) == before:
+            raise ValueError(f"scenario {name!r} changes nothing: no op of the model is affected")
+
+
+def _computed(models: Mapping[str, StepModel], draws: int, seed: int, executor: Executor | None):
+    """Scenarios as they are done: name, step times."""
     if executor is None:
-        for name, change in scenarios.items():
-            yield name, _cell(name, model, change, draws, seed, None)
+        for name, m in models.items():
+            yield name, _cell(m, draws, seed, None)
         return
     # one thread each: the executor has as many workers as it wants
-    running = {
-        name: executor.submit(_cell, name, model, change, draws, seed, 1)
-        for name, change in scenarios.items()
-    }
-    for name, future in running.items():
-        try:
-            yield name, future.result()
-        except BrokenExecutor as fault:
+    running = {executor.submit(_cell, m, draws, seed, 1): name for name, m in models.items()}
+    try:
+        for future in as_completed(running):
+            yield running[future], future.result()
+    except Exception as fault:
+        for future in running:
+            future.cancel()
+        # dask's own error is no BrokenExecutor, and dask is not imported here
+        if isinstance(fault, BrokenExecutor) or type(fault).__name__ == "KilledWorker":
             raise SweepError(
-                f"a worker died at or before scenario {name!r} ({fault}); scenarios finished before it are kept where a "
-                "folder was given, so that the same sweep goes on from there"
+                f"a worker died ({fault}); scenarios finished before are kept where a folder was given, so that the same "
+                "sweep goes on from there"
             ) from fault
+        raise
 
 
-def _cell(
-    name: str, model: StepModel, change: Scenario | None, draws: int, seed: int, threads: int | None
-) -> tuple[np.ndarray, str]:
-    changed = model if change is None else change(model)
-    if change not in (None, unchanged) and not getattr(change, "may_be_idle", False):
-        _check_changes(name, model, changed)
-    runs = simulate(changed, draws, seed=seed, threads=threads)
-    return runs["step_time"].values, runs.attrs["source"]
-
-
-def _check_changes(name: str, before: StepModel, after: StepModel) -> None:
-    """A what-if that changes nothing must not look like a result."""
-    same = (
-        after.dag is before.dag
-        and dict(after.pools) == dict(before.pools)
-        and dict(after.overrides) == dict(before.overrides)
-        and after.coupling == before.coupling
-    )
-    if same:
-        raise ValueError(f"scenario {name!r} changes nothing: no op of the model is affected")
+def _cell(model: StepModel, draws: int, seed: int, threads: int | None) -> np.ndarray:
+    return simulate(model, draws, seed=seed, threads=threads)["step_time"].values
 
 
 class _Kept:
-    """Finished scenarios in a folder, by what they are the result of."""
+    """Finished scenarios in a folder, by what their draws depend on."""
 
-    def __init__(self, folder: str | Path | None, model: StepModel, draws: int, seed: int) -> None:
-        self.folder = None if folder is None else Path(folder)
+    def __init__(self, folder: str | Path | None, draws: int, seed: int) -> None:
+        self.folder, self.draws, self.seed = None if folder is None else Path(folder), draws, seed
         if self.folder is not None:
+            if self.folder.exists() and not self.folder.is_dir():
+                raise ValueError(f"{folder} is not a folder")
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.model = hashlib.blake2b(pickle.dumps((model, draws, seed), protocol=5))
 
-    def _path(self, change: Scenario | None) -> Path:
-        key = self.model.copy()
-        key.update(pickle.dumps(change, protocol=5))
-        return self.folder / f"{key.hexdigest()[:32]}.npz"
+    def _path(self, model: StepModel) -> Path:
+        return self.folder / f"{fingerprint(model, seed=self.seed)}-{self.draws}.npy"
 
-    def load(self, change: Scenario | None) -> tuple[np.ndarray, str] | None:
-        if self.folder is None or not self._path(change).is_file():
+    def load(self, model: StepModel) -> np.ndarray | None:
+        if self.folder is None:
             return None
-        with np.load(self._path(change), allow_pickle=False) as file:
-            return file["step_time"], str(file["source"])
+        try:
+            row = np.load(self._path(model), allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            # not there, or damaged: then it is computed
+            return None
+        return row if row.shape == (self.draws,) and np.isfinite(row).all() else None
 
-    def save(self, change: Scenario | None, row: np.ndarray, source: str) -> None:
+    def save(self, model: StepModel, row: np.ndarray) -> None:
         if self.folder is not None:
-            path = self._path(change)
-            part = path.with_suffix(".part.npz")
-            np.savez(part, step_time=row, source=source)
+            path = self._path(model)
+            part = path.with_suffix(".part.npy")
+            np.save(part, row)
             part.replace(path)
 
 
@@ -202,6 +213,8 @@ def switching(runs: xr.Dataset, which: np.ndarray, *, name: str) -> xr.Dataset:
     """
     step = runs["step_time"].values
     which = np.asarray(which)
+    if which.dtype.kind not in "iu" or name in runs["scenario"].values:
+        raise ValueError(f"which needs whole numbers, and {name!r} must not be a scenario yet")
     if which.shape != (step.shape[1],) or which.min() < 0 or which.max() >= step.shape[0]:
         raise ValueError(
             f"which needs for each of {step.shape[1]} draws one of {step.shape[0]} scenarios"

@@ -9,7 +9,7 @@ from prism.attribution import ablate, budget, partition, steadying
 from prism.dagbuilder import DagBuilder
 from prism.model import StepModel
 from prism.montecarlo import simulate
-from prism.pools import Empirical, Fixed, LogNormal, Scaled
+from prism.pools import Empirical, Fixed, Gamma, LogNormal, Normal, Scaled
 from prism.signature import PoolKey, Signature
 
 COMPUTE, TP, DP = Signature("work"), Signature("tp", role="tp", scope="intra_node"), Signature("dp", role="dp", scope="inter_node")  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_kernel_off_the_longest_path_is_not_worth_steadying_however_it_varies(
     assert found["signature"].values[0] == "long"
     row = found.sel(signature="quick")
     assert float(row["cv"]) > 10 * float(found.sel(signature="long")["cv"])
-    assert float(row["saved"]) == pytest.approx(0.0, abs=1e-9) and float(row["criticality"]) == 0.0
+    assert float(row["saved"]) == pytest.approx(0.0, abs=1e-9) and float(row["on_path"]) == 0.0
     # serial and dominant: p95 follows the mean
     assert float(found.sel(signature="long")["elasticity"]) == pytest.approx(10 / 10.1, abs=0.01)
     by_stage = steadying(model, by="stage", draws=500)
@@ -137,3 +137,75 @@ def test_questions_about_what_is_not_there_are_refused(call, message):
 def test_every_op_is_of_one_component_invariant():
     model = serial()
     assert partition(model) == ["compute", "dp", "tp"]
+
+
+def test_a_budget_under_a_scenario_is_of_what_the_scenario_made():
+    """Ops that a scenario changed vary with the rest: half the spread is half the spread."""
+    from prism.degradations import HotGpu, NodeSpeeds
+
+    model = NodeSpeeds({0: 2.0})(serial())
+    now = float(np.quantile(simulate(model, 2000)["step_time"], 0.95))
+    found = budget(model, "compute", now)
+    # p95 of a few draws is not quite monotone where other components vary more
+    assert float(found["spread_factor"]) == pytest.approx(1.0, abs=0.01)
+    assert 0 < float(budget(model, "compute", now - 0.005)["spread_factor"]) < 1
+    b = DagBuilder(replicas=3)
+    b.add(COMPUTE, [0], stage=0)
+    lanes = StepModel(b.build([[0, 1, 2]]), {PoolKey(COMPUTE): LogNormal.from_moments(1.0, 0.05)})
+    one_hot = HotGpu(0, 1.5, replica=2)(lanes)
+    now = float(np.quantile(simulate(one_hot, 2000)["step_time"], 0.95))
+    assert float(budget(one_hot, "compute", now)["spread_factor"]) == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", ["normal", "gamma", "wide", "samples"])
+def test_a_budget_of_any_pool_ends_where_it_can_vary_no_more(family):
+    pool = {
+        "normal": Normal(1.0, 0.05), "gamma": Gamma(100.0, 0.01), "wide": LogNormal.from_moments(1.0, 3.0),
+        "samples": Empirical(tuple(np.random.default_rng(0).uniform(0.5, 1.5, 30))),
+    }[family]  # fmt: skip
+    b = DagBuilder()
+    b.add(COMPUTE, [0])
+    model = StepModel(b.build([0]), {PoolKey(COMPUTE): pool})
+    found = budget(model, "compute", 3.0)
+    if family == "wide":
+        # at f = 1 p95 is 4.3 s, and it falls again where the tail takes all: the first crossing counts
+        assert 0 < float(found["spread_factor"]) < 1 and float(found["p95"]) <= 3.0
+    else:
+        assert float(found["largest_factor"]) >= 1
+    with pytest.raises(ValueError, match="target and most must be positive"):
+        budget(model, "compute", float("nan"))
+
+
+def test_elasticities_of_a_chain_are_its_shares_against_theory():
+    """Serial ops of equal pools: each has its share of p95, and of the spread's part of it."""
+    model = serial((0.05, 0.05, 0.05))
+    found = steadying(model, draws=4000)
+    assert float(found["elasticity"].sum()) == pytest.approx(1.0, abs=0.02)
+    for name in ("work", "tp", "dp"):
+        row = found.sel(signature=name)
+        low, high = row["elasticity_interval"].values
+        assert low - 0.01 <= 1 / 3 <= high + 0.01
+        assert 0 < float(row["elasticity_spread"]) < 0.05
+        assert float(row["path_share"]) == pytest.approx(1 / 3, rel=0.02)
+        assert float(row["on_path"]) == 1.0
+
+
+def test_elasticity_of_many_alike_ranks_is_their_share():
+    """Eight ranks into one collective: none is special, and a window of draws says so where one draw cannot."""
+    b = DagBuilder()
+    ends = [b.add(COMPUTE, [r]) for r in range(8)]
+    b.add(DP, list(range(8)), after=ends)
+    pools = {PoolKey(COMPUTE): LogNormal.from_moments(1.0, 0.05), PoolKey(DP): Fixed(0.1)}
+    found = steadying(StepModel(b.build(list(range(8))), pools), by="rank", draws=4000)
+    values = found["elasticity"].values
+    assert values.sum() == pytest.approx(values.mean() * 8) and 0.85 < values.sum() < 1.0
+    assert np.ptp(values) < 0.16
+    assert found["elasticity_interval"].shape == (8, 2)
+
+
+@pytest.mark.parametrize(
+    "given", [{"components": "compute"}, {"resamples": 0}, {"confidence": 95}, {"draws": 1}]
+)
+def test_ablations_that_cannot_be_are_refused(given):
+    with pytest.raises(ValueError, match="needs"):
+        ablate(serial(), **given)

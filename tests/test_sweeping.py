@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from prism import sweeping, workload
-from prism.context import read_context
+from prism.context import Context, Parallelism, Topology, Workload, read_context
 from prism.degradations import CrossDatacenter, HotGpu, NodeSpeeds, SlowLink
 from prism.montecarlo import simulate
 from prism.placement import optimise_placement
-from prism.pools import LogNormal
+from prism.pools import Empirical, LogNormal
 from prism.scenarios import HotNode, unchanged
 from prism.sweeping import SweepError, sweep, switching
 
@@ -49,28 +49,35 @@ def test_a_dask_cluster_gives_the_same_bytes_invariant(model):
     )
 
 
+class _Dies(Empirical):
+    """A pool at which a worker dies, but not this process."""
+
+    def __reduce__(self):
+        return os._exit, (1,)
+
+
 def _die(model):
-    os._exit(1)
+    return model.replace(pools={k: _Dies((1.0, 2.0)) for k in model.pools})
 
 
 def test_a_worker_that_dies_loses_nothing_that_was_finished(model, tmp_path, monkeypatch):
     dying = {"as it is": None, "hot": HotNode(3), "dies": _die}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(SweepError, match="a worker died"):  # fmt: skip
         sweep(model, dying, 100, executor=pool, folder=tmp_path)
-    kept = len(list(tmp_path.glob("*.npz")))
+    kept = len(list(tmp_path.glob("*.npy")))
     assert kept >= 1
     computed = []
     cell = sweeping._cell
-    monkeypatch.setattr(sweeping, "_cell", lambda name, *a: computed.append(name) or cell(name, *a))
+    monkeypatch.setattr(sweeping, "_cell", lambda *a: computed.append(a[0]) or cell(*a))
     again = sweep(
         model, {"as it is": None, "hot": HotNode(3), "late": HotNode(2)}, 100, folder=tmp_path
     )
-    assert len(computed) == 3 - kept and "late" in computed
+    assert len(computed) == 3 - kept
     np.testing.assert_array_equal(again["step_time"], sweep(model, {"as it is": None, "hot": HotNode(3), "late": HotNode(2)}, 100)["step_time"])  # fmt: skip
     # another seed is another sweep
     computed.clear()
     sweep(model, {"hot": HotNode(3)}, 100, seed=1, folder=tmp_path)
-    assert computed == ["hot"]
+    assert len(computed) == 1
 
 
 def test_a_scenario_that_changes_nothing_is_no_result(model):
@@ -157,3 +164,83 @@ def test_placement_is_the_best_there_is_and_beats_random_and_sorted_against_theo
     assert low <= float(q.sel(policy="optimised")) <= high
     with pytest.raises(ValueError, match="a positive speed for each of 4 nodes"):
         optimise_placement(model, [1.0, 1.1])
+
+
+def test_a_kept_scenario_is_known_by_what_it_does(model, tmp_path):
+    """Not by its name: a function that was edited, and a lambda, are what they return now."""
+    for factor in (2.0, 20.0, 2.0):
+        found = sweep(model, {"x": lambda m, f=factor: SlowLink(f)(m)}, 50, folder=tmp_path)
+        np.testing.assert_array_equal(
+            found["step_time"][0], sweep(model, {"x": SlowLink(factor)}, 50)["step_time"][0]
+        )
+    assert len(list(tmp_path.glob("*.npy"))) == 2
+    for file in tmp_path.glob("*.npy"):
+        file.write_bytes(b"damaged")
+    sweep(model, {"x": SlowLink(2.0)}, 50, folder=tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is not a folder"):
+        sweep(model, {"x": None}, 10, folder=tmp_path / "file")
+
+
+def test_bad_scenarios_are_named_before_anything_is_computed(model, monkeypatch):
+    monkeypatch.setattr(sweeping, "_cell", lambda *a: pytest.fail("computed"))
+    for scenario, message in (
+        (HotNode(9), "scenario 'bad': node 9 does not exist"),
+        (lambda m: None, "scenario 'bad' returns None"),
+        (SlowLink(1.0), "scenario 'bad' changes nothing"),
+        (lambda m: m.replace(), "changes nothing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sweep(model, {"fine": None, "bad": scenario}, 10)
+    # pools that do not vary have no slow tail
+    with pytest.raises(ValueError, match="changes nothing"):
+        sweep(model.at_mean, {"hot": HotNode(0)}, 10)
+
+
+def test_a_hot_gpu_is_one_gpu_in_a_template_and_written_out_invariant(model):
+    explicit = model.replace(dag=model.dag.unroll())
+    for replica in (0, 2):
+        # the factor of a lane is applied to its duration, that of an op to its pool
+        np.testing.assert_allclose(
+            simulate(HotGpu(1, 1.5, replica)(model), 50)["step_time"],
+            simulate(HotGpu(1, 1.5, replica)(explicit), 50)["step_time"],
+            rtol=1e-14,
+        )
+
+
+def test_one_gpu_of_a_folded_rank_cannot_be_hot():
+    ctx = Context(
+        workload=Workload.preset("llama3-8b"),
+        parallelism=Parallelism(dp=1, tp=8, pp=1, microbatches=1, sequence_parallel=True),
+        topology=Topology.preset("dgx-h100", nodes=1),
+    )
+    with pytest.raises(ValueError, match="stands for 8 tensor-parallel GPUs: write them out"):
+        HotGpu(0, 1.1)(workload.model_from_context(ctx))
+
+
+def test_two_hot_nodes_slow_what_they_share_once(model):
+    both = HotNode((0, 1))(model)
+    ops = np.flatnonzero(model.dag.on_node(0).any(axis=1) & model.dag.on_node(1).any(axis=1))
+    shared = [o for o in ops if model.dag.is_inter_node[o]]
+    assert shared
+    alone = HotNode(0)(model)
+    for o in shared:
+        assert both.pool(o, 0).mean == pytest.approx(alone.pool(o, 0).mean)
+    assert p95(HotNode(1)(HotNode(0)(model))) > p95(both) > p95(alone)
+
+
+def test_a_cut_is_crossed_by_every_link_over_it_against_theory():
+    """Interleaved: the last rank hands on to the first, over the cut too."""
+    times = {"forward_s": [0.02] * 8, "backward_s": [0.04] * 8, "optimizer_s": 0.01, "activation_bytes": 6.7e7,
+             "gradient_bytes": 1e9, "name": "x"}  # fmt: skip
+    ctx = Context(
+        workload=times,
+        parallelism=Parallelism(pp=4, microbatches=8, schedule="interleaved_1f1b", chunks=2),
+        topology={"nodes": 4, "gpus_per_node": 1, "intra_node": {"bandwidth": 3e11, "latency": 5e-6},
+                  "inter_node": {"bandwidth": 4e10, "latency": 2e-5}},
+    )  # fmt: skip
+    model = workload.model_from_context(ctx)
+    far = CrossDatacenter(1, 1e9, 0.01, 6.7e7)(model)
+    changed = {model.dag.sites[model.dag.site[op]] for op, _ in far.overrides}
+    assert changed == {"stage 1->2", "stage 2->1", "stage 3->0", "stage 0->3"}
+    assert far.source == "synthetic"

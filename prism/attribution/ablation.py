@@ -89,6 +89,12 @@ def ablate(
     ValueError
         Unknown statistics or components, one component twice, more than 8.
     """
+    if isinstance(components, str):
+        raise ValueError(f"components needs a sequence of names, got {components!r}")
+    if draws < 2 or resamples < 1 or not 0 < confidence < 1:
+        raise ValueError(
+            f"needs at least 2 draws and a resample, and a confidence between 0 and 1, got {draws}, {resamples}, {confidence}"
+        )
     names = list(partition(model) if components is None else components)
     check(model, names, statistic)
     subsets = list(chain.from_iterable(combinations(names, n) for n in range(len(names) + 1)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import xarray as xr
 
@@ -9,7 +11,12 @@ from prism import schema, stats
 from prism.attribution.ablation import check, component_of
 from prism.model import StepModel
 from prism.montecarlo import simulate
-from prism.pools import DurationPool, Fixed, LogNormal, Scaled, Shifted
+from prism.pools import DurationPool, Fixed, Gamma, LogNormal, MaxOf, Normal, Scaled, Shifted, lower
+
+#: factors that are tried before the first one that is too large is narrowed down
+GRID = 12
+#: spread of a LogNormal's logarithm beyond which its p95 falls when it is spread further at the same mean
+LARGEST_SIGMA = 1.645
 
 
 def budget(
@@ -24,9 +31,9 @@ def budget(
 ) -> xr.Dataset:
     """How much a component may vary so that p95 stays under a target.
 
-    The component's durations are stretched about their mean, ``mean + f (T - mean)`` (a LogNormal takes f times its
-    cv instead and stays positive); f is found by bisection with
-    the same random numbers, to ``most / 2 ** steps``.
+    The component's durations are stretched about their mean. LogNormal, Normal and Gamma pools take f times their cv and
+    stay what they are; others become ``mean + f (T - mean)``. The first f on a grid at which p95 passes the target is
+    narrowed down by bisection, with the same random numbers throughout.
 
     Parameters
     ----------
@@ -37,24 +44,39 @@ def budget(
         Seconds of p95.
     draws, seed : int
     most : float
-        Largest factor looked at; pools whose stretched durations would be negative cannot be stretched that far.
+        Largest factor looked at. It is less where a duration would become negative, or a LogNormal so wide that its own
+        p95 falls.
     steps : int
+        Of the bisection.
 
     Returns
     -------
     Dataset
-        ``spread_factor``: f (0: it must not vary at all; `most`: any spread that was looked at will do), and
-        ``p95``, seconds, there.
+        ``spread_factor``: f (0: it must not vary at all), ``p95``, seconds, there, and ``largest_factor``: if f equals
+        it, no spread that was looked at is too much.
 
     Raises
     ------
     ValueError
-        Unknown components; a target that is passed even if the component never varies.
+        Unknown components; a target that is not a positive number, or is passed even if the component never
+        varies.
+
+    Examples
+    --------
+    >>> from prism.dagbuilder import DagBuilder
+    >>> from prism.signature import PoolKey, Signature
+    >>> b = DagBuilder()
+    >>> op = b.add(Signature("forward"), ranks=(0,))
+    >>> model = StepModel(b.build([0]), {PoolKey(Signature("forward")): LogNormal.from_moments(1.0, 0.1)})
+    >>> round(float(budget(model, "compute", target=1.09)["spread_factor"]), 1)
+    0.5
     """
     check(model, [component], "p95")
+    if not (0 < target < np.inf and 0 < most < np.inf):
+        raise ValueError(f"target and most must be positive and finite, got {target} and {most}")
 
     def p95(f: float) -> float:
-        changed = _stretched(model, component, f)
+        changed = stretched(model, component, f)
         return float(stats.p95(simulate(changed, draws, seed=seed)["step_time"].values))
 
     least = p95(0.0)
@@ -63,55 +85,107 @@ def budget(
             f"p95 is {least:.6g} s even if {component} never varies, over {target:.6g} s: it is not {component} that "
             "has to be steadied"
         )
-    low, high = 0.0, _largest_stretch(model, component, most)
-    if p95(high) > target:
+    largest = _largest(model, component, most)
+    low, high = 0.0, None
+    for f in np.linspace(0, largest, GRID + 1)[1:]:
+        if p95(f) > target:
+            high = float(f)
+            break
+        low = float(f)
+    if high is not None:
         for _ in range(steps):
             middle = (low + high) / 2
             low, high = (middle, high) if p95(middle) <= target else (low, middle)
-    else:
-        low = high
     return schema.dataset(
-        {"spread_factor": ((), low), "p95": ((), p95(low))},
+        {
+            "spread_factor": ((), low),
+            "p95": ((), p95(low)),
+            "largest_factor": ((), largest),
+        },
         made_by="prism.attribution.budget",
         source="synthetic" if model.source == "synthetic" else "simulated",
         seed=seed,
-        provenance={"component": component, "target_s": target, "largest_factor": float(high)},
+        provenance={"component": component, "target_s": target},
     )
 
 
-def _of_component(model: StepModel, component: str) -> list:
-    return [k for k in model.pools if component_of(k.signature) == component]
+def stretched(model: StepModel, component: str, f: float) -> StepModel:
+    """The model with f times a component's spread, under its scenarios."""
+    dag = model.dag
+    named = np.array([component_of(s) == component for s in dag.signatures])[dag.signature]
+    # replicas of an op must go on sharing its distribution
+    bases: dict[int, tuple[DurationPool, DurationPool]] = {}
+
+    def change(pool: DurationPool) -> DurationPool:
+        return _stretched_pool(pool, f, bases)
+
+    pools = {
+        key: change(pool) if component_of(key.signature) == component else pool
+        for key, pool in model.pools.items()
+    }
+    overrides = {
+        (op, lane): change(pool) if named[op] else pool
+        for (op, lane), pool in model.overrides.items()
+    }
+    return model.replace(pools=pools, overrides=overrides)
 
 
-def _largest_stretch(model: StepModel, component: str, most: float) -> float:
-    """Factor up to which no duration becomes negative."""
-    bound = most
-    for key in _of_component(model, component):
-        pool = model.pools[key]
-        if not isinstance(_base(pool), LogNormal):
-            least = float(pool.quantile(0.0))
-            if np.isfinite(least) and pool.mean > least:
-                bound = min(bound, pool.mean / (pool.mean - least))
-    return bound
+def _stretched_pool(pool: DurationPool, f: float, bases: dict) -> DurationPool:
+    """The pool with f times the spread about the same mean.
 
-
-def _base(pool: DurationPool) -> DurationPool:
-    return _base(pool.pool) if isinstance(pool, Scaled) else pool
-
-
-def _stretched(model: StepModel, component: str, f: float) -> StepModel:
-    pools = dict(model.pools)
-    for key in _of_component(model, component):
-        pools[key] = _stretched_pool(pools[key], f)
-    return model.replace(pools=pools)
-
-
-def _stretched_pool(pool: DurationPool, f: float) -> DurationPool:
-    """The pool with f times the spread about the same mean; a LogNormal stays one."""
+    Raises
+    ------
+    ValueError
+        If durations would become negative.
+    """
     if f == 0 or pool.std == 0:
         return Fixed(pool.mean)
-    if isinstance(pool, LogNormal):
-        return LogNormal.from_moments(pool.mean, pool.cv * f)
-    if isinstance(pool, Scaled):
-        return Scaled(_stretched_pool(pool.pool, f), pool.factor)
-    return Shifted(Scaled(pool, f), pool.mean * (1 - f))
+    inner = lower(pool)
+    if inner.largest_of == 1 and isinstance(inner.base, LogNormal | Normal | Gamma):
+        if id(inner.base) not in bases:
+            # the old one is kept, so that its identity stays taken
+            bases[id(inner.base)] = inner.base, _wider(inner.base, f)
+        out: DurationPool = Scaled(bases[id(inner.base)][1], inner.scale)
+        return Shifted(out, inner.shift) if inner.shift else out
+    whole = MaxOf(inner.base, inner.largest_of) if inner.largest_of > 1 else inner.base
+    mean = pool.mean
+    return Shifted(Scaled(whole, inner.scale * f), f * (inner.shift - mean) + mean)
+
+
+def _wider(base: DurationPool, f: float) -> DurationPool:
+    match base:
+        case LogNormal():
+            return LogNormal.from_moments(base.mean, base.cv * f)
+        case Normal():
+            return replace(base, sigma=base.sigma * f)
+        case _:
+            shape = base.shape / f**2
+            return replace(base, shape=shape, scale=base.mean / shape)
+
+
+def _largest(model: StepModel, component: str, most: float) -> float:
+    """Factor up to which every pool can be stretched."""
+    pools = [p for k, p in model.pools.items() if component_of(k.signature) == component]
+    named = [component_of(s) == component for s in model.dag.signatures]
+    pools += [p for (op, _), p in model.overrides.items() if named[model.dag.signature[op]]]
+
+    def possible(f: float) -> bool:
+        try:
+            changed = [_stretched_pool(p, f, {}) for p in pools]
+        except ValueError:
+            return False
+        return all(_tame(p) for p in changed)
+
+    if possible(most):
+        return most
+    low, high = (1.0, most) if most > 1 and possible(1.0) else (0.0, most)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if possible(middle) else (low, middle)
+    # a hair inside, where rounding does not matter
+    return low * (1 - 1e-9)
+
+
+def _tame(pool: DurationPool) -> bool:
+    base = lower(pool).base
+    return not isinstance(base, LogNormal) or base.sigma <= LARGEST_SIGMA

@@ -12,8 +12,13 @@ from prism import schema, stats
 from prism.dag import WorkloadDAG
 from prism.model import StepModel
 from prism.montecarlo import simulate
-from prism.pools import DurationPool, Fixed, Scaled
+from prism.pools import DurationPool, Fixed, Scaled, Shifted
 from prism.sweeping import Executor, sweep
+
+#: factors on durations, and on their distance from the mean, behind elasticities: near 1, and well above rounding
+LESS, STEADIER = 0.999, 0.99
+#: quantiles between which draws stand for the p95
+AROUND = (0.93, 0.97)
 
 
 def steadying(
@@ -21,11 +26,16 @@ def steadying(
     *,
     by: str = "kind",
     draws: int = 2000,
+    resamples: int = 300,
     seed: int = 0,
     executor: Executor | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """What is worth steadying: p95 saved if some ops never varied, and if they took one per cent less.
+    """What is worth steadying: p95 saved if some ops never varied, and how p95 follows their mean and their spread.
+
+    Elasticities are relative changes of p95 over the relative change of what is changed, all durations of the group (`elasticity`)
+    or their distance from the mean alone (`elasticity_spread`), taken on the mean of the draws between the quantiles of
+    `AROUND`: a single order statistic moves with the longest path of one draw.
 
     Parameters
     ----------
@@ -34,14 +44,16 @@ def steadying(
         What is taken together: ops of a name, of a rank (its compute), of a pipeline stage, of a name on a rank.
     draws, seed, executor, progress
         As in `prism.sweep`.
+    resamples : int
+        Of the paired bootstrap over draws behind intervals, 95 %.
 
     Returns
     -------
     Dataset
         Per `signature` (a name of what was taken together), the largest saving first: ``saved`` (p95 of the model
-        minus p95 with these ops at their mean, seconds, with paired interval), ``elasticity`` (relative change of
-        p95 over that of their mean), ``cv`` of their pools taken together, ``criticality`` (share of draws whose longest
-        path holds one of them, at least) and ``count``.
+        minus p95 with these ops at their mean, seconds), ``elasticity`` and ``elasticity_spread``, with intervals; ``cv`` of
+        their pools taken together, ``path_share`` (of the longest path's time), ``on_path`` (ops of the group on the longest
+        path of a draw, on average; in whichever replica) and ``count``.
 
     Raises
     ------
@@ -51,20 +63,17 @@ def steadying(
     groups = _groups(model.dag, by)
     scenarios: dict[str, _Changed | None] = {"all": None}
     for name, ops in groups.items():
-        scenarios[f"still {name}"] = _Changed(ops, _still)
-        scenarios[f"less {name}"] = _Changed(ops, _less)
+        scenarios |= {f"{how} {name}": _Changed(ops, change) for how, change in CHANGES.items()}
     runs = sweep(model, scenarios, draws=draws, seed=seed, executor=executor, progress=progress)
-    paths = simulate(model, min(draws, 500), seed=seed, paths=True)["criticality"].values
-    rows = {name: _row(model, runs, name, ops, paths, seed) for name, ops in groups.items()}
+    paths = simulate(model, min(draws, 500), seed=seed, paths=True)
+    pick = np.random.default_rng(seed).integers(0, draws, (resamples, draws))
+    base = _resampled(runs["step_time"].sel(scenario="all").values, pick)
+    rows = {name: _row(model, runs, name, ops, paths, base, pick) for name, ops in groups.items()}
     names = sorted(rows, key=lambda n: -rows[n]["saved"])
-    data: dict[str, tuple] = {
-        key: ("signature", np.array([rows[n][key] for n in names]))
-        for key in ("saved", "elasticity", "cv", "criticality", "count")
-    }
-    data["saved_interval"] = (
-        ("signature", "ci_bound"),
-        np.array([rows[n]["saved_interval"] for n in names]),
-    )
+    data: dict[str, tuple] = {}
+    for key in next(iter(rows.values())):
+        dims = ("signature", "ci_bound") if key.endswith("_interval") else ("signature",)
+        data[key] = (dims, np.array([rows[n][key] for n in names]))
     return schema.dataset(
         data,
         coords={"signature": names, "ci_bound": ["lower", "upper"]},
@@ -75,32 +84,39 @@ def steadying(
     )
 
 
-def _row(model: StepModel, runs: xr.Dataset, name: str, ops: tuple, paths, seed: int) -> dict:
+def _resampled(x: np.ndarray, pick: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """p95, and the mean between the quantiles of `AROUND`: of the draws, then of each resample."""
+    every = np.sort(np.vstack([x[None, :], x[pick]]), axis=1)
+    low, high = (round(q * x.size) for q in AROUND)
+    return stats.p95(every), every[:, low : max(high, low + 1)].mean(axis=1)
+
+
+def _row(model: StepModel, runs: xr.Dataset, name: str, ops: tuple, paths, base, pick) -> dict:
     """What is said of one group of ops."""
-    base, still, less = (
-        runs["step_time"].sel(scenario=s).values for s in ("all", f"still {name}", f"less {name}")
-    )
-    p95 = float(stats.p95(base))
-    saved, interval = _saved(still, base, seed)
+    p95, around = base
+    changed = {
+        how: _resampled(runs["step_time"].sel(scenario=f"{how} {name}").values, pick)
+        for how in CHANGES
+    }
+    out: dict[str, object] = {}
+    for key, values in {
+        "saved": p95 - changed["still"][0],
+        "elasticity": (changed["less"][1] / around - 1) / (LESS - 1),
+        "elasticity_spread": (changed["steadier"][1] / around - 1) / (STEADIER - 1),
+    }.items():
+        out[key] = values[0]
+        out[f"{key}_interval"] = np.quantile(values[1:], [0.025, 0.975])
     pools = [model.op_pools[o] for o in ops]
     mean = np.array([p.mean for p in pools])
     second = np.array([p.std**2 + p.mean**2 for p in pools])
     spread = np.sqrt(max(second.mean() - mean.mean() ** 2, 0.0))
-    return {
-        "saved": saved,
-        "saved_interval": interval,
-        "elasticity": float(stats.p95(less) / p95 - 1) / (LESS - 1),
+    on_path = paths["criticality"].values[list(ops)]
+    return out | {
         "cv": spread / mean.mean() if mean.any() else 0.0,
-        "criticality": paths[list(ops)].max(),
+        "path_share": float(on_path @ mean) / float(paths["step_time"].mean()),
+        "on_path": float(on_path.sum()),
         "count": len(ops),
     }
-
-
-def _saved(still: np.ndarray, base: np.ndarray, seed: int) -> tuple[float, tuple[float, float]]:
-    """Seconds of p95 saved, with paired interval."""
-    change, low, high = stats.increase(still, base, resamples=500, seed=seed)
-    p95 = float(stats.p95(base))
-    return -change * p95, (-high * p95, -low * p95)
 
 
 def saved_by(
@@ -145,10 +161,12 @@ def saved_by(
     names = [list(dict.fromkeys(sorted(x, key=_natural))) for x in (at, of)]
     saved = np.full((len(names[0]), len(names[1])), np.nan)
     interval = np.full((*saved.shape, 2), np.nan)
-    base = runs.sel(scenario="all").values
+    pick = np.random.default_rng(seed).integers(0, draws, (300, draws))
+    base = _resampled(runs.sel(scenario="all").values, pick)[0]
     for r, c in cells:
         i, j = names[0].index(r), names[1].index(c)
-        saved[i, j], interval[i, j] = _saved(runs.sel(scenario=f"{r} | {c}").values, base, seed)
+        less = base - _resampled(runs.sel(scenario=f"{r} | {c}").values, pick)[0]
+        saved[i, j], interval[i, j] = less[0], np.quantile(less[1:], [0.025, 0.975])
     return schema.dataset(
         {
             "saved": (("place", "kind"), saved),
@@ -160,10 +178,6 @@ def saved_by(
         seed=seed,
         provenance={"draws": draws, "rows": rows, "columns": columns},
     )
-
-
-#: factor on durations behind the elasticity: small, and well above rounding
-LESS = 0.99
 
 
 @dataclass(frozen=True)
@@ -186,6 +200,13 @@ def _still(_: int, pool: DurationPool) -> DurationPool:
 
 def _less(_: int, pool: DurationPool) -> DurationPool:
     return Scaled(pool, LESS)
+
+
+def _steadier(_: int, pool: DurationPool) -> DurationPool:
+    return Shifted(Scaled(pool, STEADIER), (1 - STEADIER) * pool.mean)
+
+
+CHANGES = {"still": _still, "less": _less, "steadier": _steadier}
 
 
 #: what belongs to no one rank or stage
