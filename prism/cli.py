@@ -9,13 +9,12 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import xarray as xr
 
-from prism import report, timeline, traces
-from prism.bench import CONDITIONS, Layout, TrainingError, record_training
+from prism import benchcli, report, timeline, traces
+from prism.bench import CollectiveError, TrainingError
 from prism.context import read_context
 from prism.crossvalidation import validate
 from prism.montecarlo import simulate
@@ -31,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         arguments.run(arguments)
-    except (ValueError, OSError, ImportError, TrainingError) as fault:
+    except (ValueError, OSError, ImportError, TrainingError, CollectiveError) as fault:
         print(f"prism: {one_line(fault)}", file=sys.stderr)
         return BAD_INPUT
     except MemoryError:
@@ -84,55 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     val.add_argument("--folds", type=int, default=4, help="blocks that are left out (default 4)")
     val.add_argument("--draws", type=int, default=4000, help="draws a prediction (default 4000)")
     val.set_defaults(run=_validate)
-    _bench_parser(commands)
+    benchcli.add_commands(commands)
     return parser
-
-
-def _bench_parser(commands) -> None:
-    bench = commands.add_parser("bench", help="measure this machine").add_subparsers(
-        required=True, metavar="what"
-    )
-    train = bench.add_parser(
-        "training",
-        help="record a small transformer trained by several processes (needs torch)",
-        description="Train a small transformer on this machine's CPUs over gloo, data, tensor and pipeline "
-        "parallel, and leave a table of op records a rank, for `prism simulate` and `prism validate`.",
-    )
-    train.add_argument("folder", help="where the tables go")
-    for name, default in asdict(Layout()).items():
-        train.add_argument(
-            f"--{name}", type=int, default=default, help=f"{_SIZES[name]} (default {default})"
-        )
-    train.add_argument("--steps", type=int, default=2000, help="steps to record (default 2000)")
-    train.add_argument("--skip", type=int, default=50, help="steps before that (default 50)")
-    train.add_argument(
-        "--condition",
-        choices=CONDITIONS,
-        default="steady",
-        help="slow-rank: the last rank computes twice; background: load that comes and goes",
-    )
-    train.add_argument("--seed", type=int, default=0, help="of weights, data and load (default 0)")
-    train.set_defaults(run=_bench_training)
-
-
-_SIZES = {
-    "dp": "data-parallel replicas", "tp": "tensor-parallel ranks", "pp": "pipeline stages",
-    "microbatches": "microbatches a step", "layers": "transformer layers", "width": "model width",
-    "heads": "attention heads", "tokens": "tokens a sequence", "batch": "sequences a microbatch",
-}  # fmt: skip
-
-
-def _bench_training(arguments: argparse.Namespace) -> None:
-    made = record_training(
-        arguments.folder,
-        Layout(**{name: getattr(arguments, name) for name in _SIZES}),
-        steps=arguments.steps,
-        skip=arguments.skip,
-        condition=arguments.condition,
-        seed=arguments.seed,
-        progress=sys.stderr.isatty(),
-    )
-    print(f"{made}: {arguments.steps} steps of {len(list(made.glob('rank*.csv.gz')))} ranks")
 
 
 def _simulate(arguments: argparse.Namespace) -> None:

@@ -48,6 +48,50 @@ def fleet(ds: xr.Dataset, ax):
     return label_source(ax, ds, f"{ds.sizes['gpu']} GPUs")
 
 
+def over_time(duration: xr.DataArray, ds: xr.Dataset, ax):
+    """Runs of one device in order of time, relative to their median, kernels one above the other."""
+    for i, name in enumerate(duration["signature"].values):
+        x = duration.sel(signature=name).values
+        x = x[np.isfinite(x)]
+        ax.plot(100 * (x / np.median(x) - 1) + 20 * i, linewidth=0.4, label=str(name))
+    ax.set(xlabel="run", ylabel="from its median (%), 20 apart")
+    ax.legend(fontsize=5)
+    return label_source(ax, ds, f"{duration.sizes['trial']} runs")
+
+
+def clock_and_power(ds: xr.Dataset, ax):
+    """SM clock and power of every run (a fleet with both)."""
+    for i, name in enumerate(ds["signature"].values):
+        row = ds.sel(signature=name)
+        ax.plot(
+            row["clock_sm"].values.ravel(),
+            row["power"].values.ravel(),
+            ".",
+            color=f"C{i}",
+            markersize=1,
+            label=str(name),
+        )
+    ax.set(xlabel="SM clock (MHz)", ylabel="power (W)")
+    ax.legend(fontsize=5)
+    return label_source(ax, ds)
+
+
+def latency(ds: xr.Dataset, ax):
+    """p50 over message size with the band to p99, a colour a collective (`prism.collectives.latency`)."""
+    for i, name in enumerate(dict.fromkeys(ds["collective"].values.astype(str))):
+        row = ds.isel(signature=np.flatnonzero(ds["collective"].values == name)).sortby(
+            "message_bytes"
+        )
+        x, y = row["message_bytes"], 1e6 * row["at_size"]
+        ax.plot(x, y.sel(quantile=0.5), "o-", color=f"C{i}", markersize=2.5, label=name)
+        ax.fill_between(
+            x, y.sel(quantile=0.5), y.sel(quantile=0.99), color=f"C{i}", alpha=0.2, linewidth=0
+        )
+    ax.set(xscale="log", yscale="log", xlabel="message (B)", ylabel="time, p50 to p99 (us)")
+    ax.legend(fontsize=5)
+    return label_source(ax, ds)
+
+
 def pool_fits(samples: np.ndarray, fits, ax, *, source: xr.Dataset):
     """Fitted quantiles over the sample's, by normal score: on the zero line the fit is right.
 

@@ -31,6 +31,10 @@ class Part:
         For a collective over lanes, which groups of them meet; empty for compute and tensor parallel.
     layer : int
         Layer of its stage that it belongs to, -1 for what has none.
+    work : Work, optional
+        Of compute whose amount is known.
+    size, ranks : float, int
+        Bytes and members of a collective or transfer.
     """
 
     signature: Signature
@@ -38,6 +42,9 @@ class Part:
     cv: float = 0.0
     joins: str = ""
     layer: int = -1
+    work: Work | None = None
+    size: float = 0.0
+    ranks: int = 0
 
     @property
     def is_compute(self) -> bool:
@@ -82,7 +89,8 @@ def collective(ctx: Context, op: str, joins: str, size: float, layer: int = -1) 
     def price(t: Topology) -> float:
         return _seconds(op, analytic.route(t, ranks, ring=ring), size)
 
-    return Part(_comm(name, role, size, r), price, r.cv, joins, layer)
+    signature = _comm(name, role, size, r)
+    return Part(signature, price, r.cv, joins, layer, size=size, ranks=len(ranks))
 
 
 def tensor_parallel(ctx: Context, size: float, layer: int) -> list[Part]:
@@ -101,7 +109,8 @@ def tensor_parallel(ctx: Context, size: float, layer: int) -> list[Part]:
         return analytic.all_reduce(own, size)
 
     name = "tp-reduce-scatter-all-gather" if p.sequence_parallel else "tp-all-reduce"
-    return [Part(_comm(name, "tp", size, r), price, r.cv, layer=layer)]
+    signature = _comm(name, "tp", size, r)
+    return [Part(signature, price, r.cv, layer=layer, size=size, ranks=p.tp)]
 
 
 def transfer(ctx: Context, source: int, target: int) -> Part:
@@ -124,7 +133,8 @@ def transfer(ctx: Context, source: int, target: int) -> Part:
 
     link = f"stage {source}->{target}"
     scope = "inter_node" if r.inter_node else "intra_node"
-    return Part(Signature("send-recv", link, "", "pp", scope), price, r.cv)
+    signature = Signature("send-recv", link, "", "pp", scope)
+    return Part(signature, price, r.cv, size=size / slices, ranks=2)
 
 
 def _comm(name: str, role: str, size: float, r: analytic.Route) -> Signature:
@@ -206,7 +216,7 @@ def _recommender(ctx: Context, kind: str) -> list[Part]:
 def _compute(ctx: Context, what: str, kind: str, work: Work, layer: int = -1) -> Part:
     size = f"{work.flops:.6g} FLOP {work.traffic:.6g} B"
     signature = Signature(f"{what}-{NAMES[kind]}", size)
-    return Part(signature, work.seconds, layer=layer)
+    return Part(signature, work.seconds, layer=layer, work=work)
 
 
 def _by_kind(forward: Work, kind: str) -> Work:

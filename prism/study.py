@@ -21,6 +21,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from prism import schema, traces, workload
 from prism.cluster import jobs as _jobs
 from prism.cluster.simulator import LARGEST_CV
+from prism.collectives import read_collectives
 from prism.context import Context, read_context
 from prism.fleet import read_fleet
 from prism.model import StepModel
@@ -33,9 +34,12 @@ Draws = Annotated[int, Field(ge=min_draws(0.95, confidence=0.975))]
 
 
 class FleetParams(Spec):
-    """`path`: fleet measurements, or the YAML of a synthetic fleet."""
+    """`path`: fleet measurements, or the YAML of a synthetic fleet; `own`: runs of one device over and over;
+    `collectives`: measured collectives."""
 
     path: str
+    own: str
+    collectives: str
 
 
 class PoolsParams(Spec):
@@ -170,6 +174,11 @@ def read_params() -> Params:
 def open_fleet(name: str) -> xr.Dataset:
     """Fleet of the study: measurements, a synthetic description, or an earlier stage's ``.nc``."""
     return _named(name, read_fleet)
+
+
+def open_collectives(name: str) -> xr.Dataset:
+    """Measured collectives of the study."""
+    return _named(name, read_collectives)
 
 
 def open_jobs(name: str) -> xr.Dataset:

@@ -22,7 +22,7 @@ from prism.stepgraph import StepGraph
 from prism.stepparts import BACKWARD, FORWARD, OPTIMIZER
 
 __all__ = [
-    "BACKWARD", "FORWARD", "OPTIMIZER", "analytic_pools", "build_dag", "deterministic_step", "model_from_context", "synthetic_steps",
+    "BACKWARD", "FORWARD", "OPTIMIZER", "analytic_pools", "assumed_coupling", "build_dag", "deterministic_step", "model_from_context", "synthetic_steps",
 ]  # fmt: skip
 
 
@@ -102,10 +102,10 @@ def model_from_context(
         analytic.check_memory(ctx)
     step = StepGraph(ctx)
     pools = _pools(step, variability, kernel, communication)
-    return StepModel(step.dag, pools, _coupling(ctx, step.dag), source="synthetic")
+    return StepModel(step.dag, pools, assumed_coupling(ctx, step.dag), source="synthetic")
 
 
-def _coupling(ctx: Context, dag: WorkloadDAG) -> Coupling:
+def assumed_coupling(ctx: Context, dag: WorkloadDAG) -> Coupling:
     """Loadings of the context's variability, for every kind of op of the graph."""
     v = ctx.variability
     compute = {

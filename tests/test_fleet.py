@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from prism import fleet, schema
-from prism.fleet import FleetError, ReferenceFleet, read_fleet, variability
+from prism.fleet import FleetError, ReferenceFleet, read_fleet, spreads, variability
 from prism.specs import SpecError
 
 
@@ -99,7 +99,7 @@ def test_planted_cv_lies_in_its_interval_at_the_nominal_rate():
         covered = 0
         for i in range(200):
             duration = rng.normal(1.0, 0.03, (devices, 1))
-            low, high = fleet._kernel_variability(duration, 0.95, 300, i)["spatial_cv_interval"]
+            low, high = spreads._kernel_variability(duration, 0.95, 300, i)["spatial_cv_interval"]
             covered += low <= 0.03 <= high
         assert least <= covered / 200 <= 0.99
 
@@ -156,7 +156,10 @@ def test_relative_pool_weighs_devices_equally():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("gpu_id,speed\na,1\n", "needs a column duration_s or duration_ms, has gpu_id, speed"),
+        (
+            "gpu_id,speed\na,1\n",
+            "needs a column duration_s, duration_ms or duration_us, has gpu_id, speed",
+        ),
         ("duration_s\n1\n", "columns gpu_id are missing"),
         ("gpu_id,duration_s\n", "holds no rows"),
         ("gpu_id,duration_s\na,1\na,nan\n", "duration_s must be a number, 1 rows are not .*row 2"),
@@ -168,7 +171,7 @@ def test_relative_pool_weighs_devices_equally():
         ("gpu_id,duration_s\na,1,2\n", "more cells than the header"),
         ("gpu_id,duration_s,duration_ms\na,1,2\n", "one of duration_s and duration_ms"),
         ("gpu_id,duration_s,temperature_c\na,1,71C\n", "temperature_c must be a number.*'71C'"),
-        ("uuid,perf\na,1\n", "columns freq, memfreq, temp, pwr, ts, exp"),
+        ("uuid,perf\na,1\n", "columns exp, cabinet, node are missing"),
         ("", "not readable as a table"),
     ],
 )
@@ -191,3 +194,149 @@ def test_damaged_archives_and_specs_are_refused(tmp_path):
     spec.write_text("kind: synthetic fleet\ngpus: many\n")
     with pytest.raises(SpecError, match=r"gpus: .*'many'.*kernels: Field required"):
         read_fleet(spec)
+
+
+@pytest.mark.parametrize(
+    ("raw", "tidy"),
+    [
+        ("raw/bert-longhorn-agg.csv", "longhorn_v100_bert"),
+        ("raw/resnet-ls6-agg.csv", "lonestar6_a100_resnet50"),
+        ("longhorn_v100_bert.csv.gz", "longhorn_v100_bert"),
+        ("longhorn_v100_resnet50.csv.gz", "longhorn_v100_resnet50"),
+        ("longhorn_v100_pagerank.csv.gz", "longhorn_v100_pagerank"),
+        ("lonestar6_a100_resnet50.csv.gz", "lonestar6_a100_resnet50"),
+    ],
+)
+def test_other_kernels_against_published(prism_data, raw, tidy):
+    """Units differ by file for one column name: milliseconds, and seconds where runs were averaged."""
+    want = json.loads((prism_data / "fleet/expected/gpu_stats.json").read_text())["gpu"][tidy]
+    devices = read_fleet(prism_data / "fleet" / raw)
+    found = variability(devices, resamples=50).isel(signature=0)
+    assert int(found["gpus"]) == want["gpus"] and int(found["runs"]) == want["rows_after_dedup"]
+    for name, key in {
+        "spatial_spread": "spatial_spread_pct", "spatial_p95_p5": "spatial_p95_p5_pct", "spatial_cv": "spatial_cv_pct",
+        "spatial_whisker_spread": "spatial_whisker_spread_pct",
+    }.items():  # fmt: skip
+        assert 100 * float(found[name]) == pytest.approx(want[key], rel=1e-4)
+    assert 1e3 * float(found["median"]) == pytest.approx(want["median_of_gpu_medians_ms"], rel=1e-6)
+    if "temporal_cv_pct_median" in want and want.get("temporal_gpus"):
+        assert 100 * float(found["temporal_cv_median"]) == pytest.approx(
+            want["temporal_cv_pct_median"], rel=1e-3
+        )
+    outlier = fleet.characterise(devices, resamples=10)["outlier"].values[0]
+    assert (outlier == 1).sum() == want["tukey_outliers_slow"]
+    assert (outlier == -1).sum() == want["tukey_outliers_fast"]
+
+
+def test_what_goes_with_what_against_published(prism_data):
+    sgemm, pagerank, bert, resnet = (
+        read_fleet(prism_data / f"fleet/longhorn_v100_{k}.csv.gz")
+        for k in ("sgemm", "pagerank", "bert", "resnet50")
+    )
+    own = fleet.relations(sgemm)["run_correlation"].isel(signature=0)
+    assert own.sel(field=["clock_sm", "temperature", "power"]).values.round(3).tolist() == [
+        -0.947,
+        0.443,
+        -0.298,
+    ]
+    assert 100 * float(fleet.relations(sgemm)["clock_explains"][0]) == pytest.approx(
+        0.95, abs=0.005
+    )
+    for a, b, rank, n in ((sgemm, pagerank, 0.05, 168), (bert, resnet, None, 120)):
+        found = fleet.relations(fleet.together(a, b))
+        medians = [ds["duration"].isel(signature=0).median("trial").to_series() for ds in (a, b)]
+        by_pandas = pd.concat(medians, axis=1, join="inner").corr("spearman").iloc[0, 1]
+        assert float(found["rank_correlation"][0, 1]) == pytest.approx(by_pandas, abs=1e-12)
+        assert rank is None or by_pandas == pytest.approx(rank, abs=0.005)
+        assert int(found["count"][0, 1]) == n
+        low, high = found["rank_correlation_interval"].values[0, 1]
+        assert low < by_pandas < high
+    with pytest.raises(ValueError, match="fleets of different kernels"):
+        fleet.together(bert, bert)
+
+
+def test_repeats_of_tuned_kernels_against_published(prism_data):
+    """Median cv over configurations, the first, cold repeat left out."""
+    ds = read_fleet(prism_data / "fleet/kernel_repeats_single_gpu.csv.gz", cold=1)
+    found = variability(ds, resamples=20)["temporal_cv"].median("signature")
+    want = {"A100": 0.216, "A6000": 0.323, "MI250X": 0.364, "3090": 0.185, "TITAN": 2.841}
+    for gpu in found["gpu"].values:
+        expected = next(v for k, v in want.items() if k in str(gpu))
+        assert 100 * float(found.sel(gpu=gpu)) == pytest.approx(expected, abs=0.001)
+    cold = variability(
+        read_fleet(prism_data / "fleet/kernel_repeats_single_gpu.csv.gz"), resamples=2
+    )
+    assert 100 * float(cold["temporal_cv"].sel(gpu="A100-PCIe-40GB").median()) == pytest.approx(
+        2.3, abs=0.1
+    )
+    raw = read_fleet(prism_data / "fleet/raw/kerneltuner_convolution_A100.json.gz", cold=1)
+    fastest = raw["duration"].median("trial").isel(gpu=0).argsort().values[:200]
+    cv = variability(raw.isel(signature=np.sort(fastest)), resamples=20)["temporal_cv"].median()
+    assert 100 * float(cv) == pytest.approx(0.216, abs=0.002)
+
+
+def test_planted_components_lie_in_their_intervals_at_the_nominal_rate():
+    rng = np.random.default_rng(3)
+    hits = np.zeros(2)
+    for _ in range(100):
+        duration = (
+            1 + 0.03 * rng.standard_normal((1, 40, 1)) + 0.01 * rng.standard_normal((1, 40, 25))
+        )
+        ds = schema.dataset({"duration": (("signature", "gpu", "trial"), duration)}, coords={"signature": ["k"], "gpu": [f"g{i}" for i in range(40)]}, made_by="t", source="synthetic")  # fmt: skip
+        found = fleet.characterise(ds, resamples=100)
+        for i, (name, truth) in enumerate(
+            (("spatial_component", 0.03), ("temporal_component", 0.01))
+        ):
+            low, high = found[f"{name}_interval"].values[0]
+            hits[i] += low <= truth <= high
+    assert (hits >= 95 - 3 * 2.2).all(), hits
+
+
+def test_machines_that_differ_are_found():
+    rng = np.random.default_rng(4)
+    node = 0.05 * rng.standard_normal(40)
+    duration = 1 + np.repeat(node, 8)[None, :, None] + 0.02 * rng.standard_normal((1, 320, 1)) + 0.005 * rng.standard_normal((1, 320, 10))  # fmt: skip
+    ds = schema.dataset(
+        {"duration": (("signature", "gpu", "trial"), duration)},
+        coords={"signature": ["k"], "gpu": [f"g{i:03d}" for i in range(320)], "node": ("gpu", [f"n{i // 8:02d}" for i in range(320)])},
+        made_by="t", source="synthetic",
+    )  # fmt: skip
+    found = fleet.characterise(ds, resamples=5).isel(signature=0)
+    low, high = found["node_component_interval"].values
+    assert low < 0.05 < high and float(found["spatial_component"]) == pytest.approx(
+        0.0539, rel=0.15
+    )
+
+
+@pytest.mark.parametrize("name", ["v100", "a100", "h100", "h200"])
+def test_reference_fleets_have_the_published_spreads(name):
+    spec = fleet.ReferenceFleet.preset(name)
+    ds = fleet.synthetic_fleet(spec)
+    assert ds.attrs["source"] == "synthetic"
+    (kernel,) = spec.kernels.values()
+    found = variability(ds, resamples=100)
+    # of device medians, which keep a little of the noise in time
+    assert float(found["spatial_spread"][0]) == pytest.approx(kernel.spatial_spread, rel=0.25)
+    assert np.ptp(ds["clock_sm"].values) == pytest.approx(500) and np.ptp(
+        ds["power"].values
+    ) == pytest.approx(140)
+    held = ds["throttle"].values[ds["throttle"].values > 0]
+    assert (held == 0x20).mean() == pytest.approx(0.76, abs=0.03)
+
+
+def test_files_of_several_nodes_are_one_fleet(tmp_path):
+    for node in ("a", "b"):
+        (tmp_path / f"{node}.csv").write_text(f"gpu_id,node,m,n,k,dtype,duration_us\n{node}0,{node},2,3,4,f32,10\n{node}0,{node},2,3,4,f32,12\n")  # fmt: skip
+    ds = read_fleet(tmp_path)
+    assert ds["signature"].values.tolist() == ["gemm 2x3x4 f32"] and ds["flop"].values.tolist() == [
+        48
+    ]
+    np.testing.assert_allclose(ds["duration"].values[0], [[1e-5, 1.2e-5]] * 2)
+    np.testing.assert_allclose(read_fleet(tmp_path, cold=1)["duration"].values[0], [[1.2e-5]] * 2)
+    with pytest.raises(FleetError, match="no device has more than 5 runs"):
+        read_fleet(tmp_path, cold=5)
+    with pytest.raises(FleetError, match="several sizes"):
+        (tmp_path / "c.csv").write_text(
+            "gpu_id,kernel,m,n,k,duration_us\nc,x,2,3,4,1\nc,x,2,3,5,1\n"
+        )
+        read_fleet(tmp_path / "c.csv")

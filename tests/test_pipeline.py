@@ -45,6 +45,9 @@ def clone(root, tmp_path_factory) -> Path:
         "path: inputs/training #": "path: inputs/training/steady #",
         "dp: [32, 128, 512, 2048]": "dp: [2, 8]",
         "  draws: 2000": "  draws: 200",
+        "schedules: [1f1b, interleaved_1f1b, zb_h1, zbv]": "schedules: [1f1b, zbv]",
+        "bandwidths: [1.0e9, 3.0e9, 1.0e10, 3.0e10, 1.0e11]": "bandwidths: [1.0e9, 1.0e11]",
+        "  draws: 300": "  draws: 100",
     }
     for old, new in smaller.items():
         assert old in text
@@ -71,6 +74,7 @@ def test_every_result_is_there_and_forcing_changes_nothing(clone):
         "scheduling",
         "scale",
         "attribution",
+        "what_ifs",
     ):
         for suffix in (".nc", ".json", ".pdf", ".png"):
             assert before[name + suffix], name + suffix

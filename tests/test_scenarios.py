@@ -11,6 +11,7 @@ from graphs import fork_join, keyed
 from prism import fleet, workload
 from prism.context import read_context
 from prism.model import StepModel
+from prism.montecarlo import simulate
 from prism.pools import Empirical, Fixed, LogNormal, Scaled
 from prism.scenarios import HotNode, increases, stages_by_node, unchanged
 from prism.sweeping import sweep

@@ -168,7 +168,7 @@ def relations(
 
     Parameters
     ----------
-    fleet : Dataset of `read_fleet`; several are put together by `xarray.concat` along `signature`
+    fleet : Dataset of `read_fleet`; several of them by `prism.fleet.together`
     confidence, resamples, seed
         Of the intervals: Fisher's for ranks, with the variance of Bonett and Wright (2000); a bootstrap over devices for runs,
         since the runs of one device are not independent.

@@ -79,6 +79,46 @@ def read_fleet(path: str | Path, *, cold: int = 0) -> xr.Dataset:
         raise FleetError(str(fault)) from fault
 
 
+def together(*fleets: xr.Dataset) -> xr.Dataset:
+    """Kernels of several fleets side by side, over all their devices: for `relations`.
+
+    Devices are joined by name. Where places are known of a device in one fleet only, that one is taken.
+
+    Raises
+    ------
+    ValueError
+        No fleets; one kernel in two of them.
+    """
+    names = [str(s) for f in fleets for s in f["signature"].values]
+    if not fleets or len(set(names)) < len(names):
+        raise ValueError(f"needs fleets of different kernels, got {', '.join(names) or 'none'}")
+    gpus = np.unique(np.concatenate([f["gpu"].values.astype(str) for f in fleets]))
+    trials = max(f.sizes["trial"] for f in fleets)
+    variables = sorted({str(v) for f in fleets for v in f.data_vars})
+    shape = (len(names), gpus.size, trials)
+    data = {v: (("signature", "gpu", "trial"), np.full(shape, np.nan)) for v in variables}
+    places = {c: np.full(gpus.size, "", "U64") for c in ("node", "rack")}
+    row = 0
+    for f in fleets:
+        at = np.searchsorted(gpus, f["gpu"].values.astype(str))
+        rows = slice(row, row + f.sizes["signature"])
+        row = rows.stop
+        for v in f.data_vars:
+            data[v][1][rows, at, : f.sizes["trial"]] = f[v].values
+        for c, held in places.items():
+            if c in f.coords:
+                held[at] = np.where(held[at] == "", f[c].values.astype(str), held[at])
+    sources = {f.attrs["source"] for f in fleets}
+    return schema.dataset(
+        data,
+        coords={"signature": names, "gpu": gpus}
+        | {c: ("gpu", held) for c, held in places.items() if (held != "").any()},
+        made_by="prism.fleet.together",
+        source="synthetic" if "synthetic" in sources else "measured",
+        provenance={"of": [schema.provenance(f) for f in fleets]},
+    )
+
+
 def _table(path: Path) -> pd.DataFrame:
     if path.is_dir():
         files = sorted(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import xarray as xr
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from scipy import stats
 
 from prism import schema
+from prism.hardware import with_preset
 from prism.specs import Spec
 
 
@@ -23,17 +24,48 @@ class Kernel(Spec):
     temporal_spread: NonNegativeFloat
 
 
+class Clocks(Spec):
+    """SM clock, power and why clocks were held back, of the synthetic reference fleet.
+
+    Spreads are max - min over all runs; `thermal_share` is that of software thermal limits among runs whose clock is
+    below the median, the power cap the rest.
+    """
+
+    sm_mhz: PositiveFloat
+    spread_mhz: PositiveFloat
+    power_w: PositiveFloat
+    spread_w: PositiveFloat
+    thermal_share: float = Field(ge=0, le=1)
+
+
 class ReferenceFleet(Spec):
     """Parameters of a synthetic fleet (`synthetic_fleet`)."""
 
     kind: str = Field(pattern="^synthetic fleet$")
-    sources: str
+    sources: str = "published ranges (prism/presets/fleets.yaml)"
     gpus: PositiveInt = Field(ge=2)
     gpus_per_node: PositiveInt
     trials: PositiveInt = Field(ge=3)
     temporal_trials: PositiveInt = Field(ge=3)
     seed: int
     kernels: dict[str, Kernel] = Field(min_length=1)
+    clocks: Clocks | None = None
+
+    @classmethod
+    def preset(cls, name: str, **changes: object) -> ReferenceFleet:
+        """Of V100, A100, H100 or H200 (``prism/presets/fleets.yaml``), with some parameters changed.
+
+        Examples
+        --------
+        >>> ReferenceFleet.preset("h200", gpus=16).gpus
+        16
+        """
+        return cls.model_validate({"preset": name} | changes)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, given: object) -> object:
+        return with_preset("fleets", given)
 
 
 def synthetic_fleet(spec: ReferenceFleet) -> xr.Dataset:
@@ -58,8 +90,10 @@ def synthetic_fleet(spec: ReferenceFleet) -> xr.Dataset:
         durations.append(kernel.median_s * (1.0 + spatial[:, None] + noise))
     duration = schema.finite_durations(durations, "synthetic fleet", positive=True)
     gpu = np.arange(spec.gpus)
+    dims = ("signature", "gpu", "trial")
+    readings = {} if spec.clocks is None else _readings(spec.clocks, duration, rng)
     return schema.dataset(
-        {"duration": (("signature", "gpu", "trial"), duration)},
+        {"duration": (dims, duration)} | {k: (dims, v) for k, v in readings.items()},
         coords={
             "signature": np.array(list(spec.kernels)),
             "gpu": np.array([f"gpu-{g:04d}" for g in gpu]),
@@ -70,6 +104,20 @@ def synthetic_fleet(spec: ReferenceFleet) -> xr.Dataset:
         seed=spec.seed,
         provenance={"parameters": spec.model_dump()},
     )
+
+
+def _readings(
+    clocks: Clocks, duration: np.ndarray, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Slower runs have lower clocks, in proportion; power goes with the clock."""
+    relative = duration / np.median(duration, axis=(1, 2), keepdims=True) - 1
+    away = relative / np.ptp(relative, axis=(1, 2), keepdims=True)
+    thermal = rng.random(duration.shape) < clocks.thermal_share
+    return {
+        "clock_sm": clocks.sm_mhz - clocks.spread_mhz * away,
+        "power": clocks.power_w - clocks.spread_w * away,
+        "throttle": np.where(away > 0, np.where(thermal, float(0x20), float(0x4)), 0.0),
+    }
 
 
 def _expected_normal_range(n: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import xarray as xr
 from scipy import stats
@@ -69,12 +71,16 @@ def _kernel_variability(duration: np.ndarray, confidence: float, resamples: int,
     known = temporal[enough]
 
     def interval(values: np.ndarray, statistic) -> np.ndarray:
-        if values.size < 2:
+        # a bootstrap of two values, or of equal ones, says nothing
+        if values.size < 3 or np.ptp(values) == 0:
             return np.full(2, np.nan)
-        result = stats.bootstrap(
-            (values,), statistic, confidence_level=confidence, n_resamples=resamples,
-            method="BCa" if statistic is _cv else "percentile", rng=np.random.default_rng(seed),
-        )  # fmt: skip
+        # devices that are nearly all alike give no acceleration: the interval is NaN then
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+            result = stats.bootstrap(
+                (values,), statistic, confidence_level=confidence, n_resamples=resamples,
+                method="BCa" if statistic is _cv else "percentile", rng=np.random.default_rng(seed),
+            )  # fmt: skip
         return np.array(result.confidence_interval)
 
     return {

@@ -1,0 +1,264 @@
+"""From isolated measurements to a step model: matrix products and collectives of one's own cluster, no trace.
+
+The PRISM paper's first way to get pools. An op takes what was measured at its size, interpolated between the sizes
+next to it; where it lies outside of what was measured, that is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from prism import fleet as _fleet
+from prism import schema
+from prism.analytic import check_memory
+from prism.context import Context, StageTimes
+from prism.coupling import Coupling, Loading
+from prism.model import StepModel
+from prism.pools import DurationPool, Empirical, Fixed, Scaled
+from prism.signature import PoolKey
+from prism.stepgraph import StepGraph
+from prism.stepparts import Part
+from prism.workload import assumed_coupling
+
+#: quantiles at which measured distributions are interpolated
+LEVELS = (np.arange(200) + 0.5) / 200
+#: collectives of which an op consists, by the end of its name without dashes
+CONSISTS = {
+    "reducescatterallgather": ("reducescatter", "allgather"), "allreduce": ("allreduce",), "allgather": ("allgather",),
+    "reducescatter": ("reducescatter",), "alltoall": ("alltoall",), "sendrecv": ("sendrecv",),
+}  # fmt: skip
+#: what else a measurement may call it
+ALIASES = {"pingpong": "sendrecv", "multipingpong": "sendrecv"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Quantiles of a duration against size.
+
+    Attributes
+    ----------
+    size : ndarray (point,)
+        Ascending, positive.
+    quantiles : ndarray (point, level)
+        Seconds, at `LEVELS`.
+    """
+
+    size: np.ndarray
+    quantiles: np.ndarray
+
+    def at(self, size: float) -> tuple[np.ndarray, float]:
+        """Quantiles at a size, and how far it reaches.
+
+        Between measured sizes quantiles are interpolated in logarithms. Above the largest they grow in proportion, at the
+        rate of the largest; below the smallest they stay.
+
+        Returns
+        -------
+        quantiles : ndarray (level,), s
+        reach : float
+            ``size`` over the nearest measured one where it lies outside, 1 within.
+        """
+        if size >= self.size[-1]:
+            reach = size / self.size[-1]
+            return self.quantiles[-1] * reach, float(reach)
+        if size <= self.size[0]:
+            return self.quantiles[0], float(size / self.size[0])
+        i = int(np.searchsorted(self.size, size))
+        a, b = np.log(self.size[i - 1 : i + 1])
+        w = (np.log(size) - a) / (b - a)
+        below, above = np.log(np.maximum(self.quantiles[i - 1 : i + 1], 1e-12))
+        return np.exp((1 - w) * below + w * above), 1.0
+
+
+def model_from_measurements(
+    ctx: Context, *, gemm: xr.Dataset | None = None, collectives: xr.Dataset | None = None
+) -> tuple[StepModel, xr.Dataset]:
+    """A step model whose pools are measured ops.
+
+    A compute op takes the sum of its matrix products, each at its FLOP, and its element-wise part by the GPU's memory bandwidth; it
+    varies as its largest product does, devices and trials together. A collective takes what was measured of its kind, scope and
+    number of ranks (the nearest measured number) at its bytes. What was not measured stays analytic.
+
+    Where the graph writes every GPU out (`fold_tp` false or tp 1), the share of the variance that is between devices stays
+    with the rank: some GPUs of a job are slow in every step.
+
+    Parameters
+    ----------
+    ctx : Context
+        With a model's shape (stage times say nothing of products).
+    gemm : Dataset of `read_fleet`, optional
+        With ``flop`` (columns ``m, n, k``).
+    collectives : Dataset of `read_collectives`, optional
+
+    Returns
+    -------
+    model : StepModel
+        Source ``synthetic`` while anything is analytic or made up, else ``measured``.
+    Dataset
+        Per `signature` ``pool_mean``, ``analytic_mean``, s, and ``reach`` (of the largest product; 1 within what was
+        measured), with the coordinate ``how``: measured, interpolated, extrapolated, other ranks, or analytic.
+
+    Raises
+    ------
+    ValueError
+        Nothing given; stage times; products without sizes.
+    """
+    if gemm is None and collectives is None:
+        raise ValueError("nothing measured: give gemm, collectives or both")
+    if isinstance(ctx.workload, StageTimes):
+        raise ValueError("stage times know nothing of products and bytes; give a model's shape")
+    check_memory(ctx)
+    products = None if gemm is None else _product_curve(gemm)
+    transfers = {} if collectives is None else _transfer_curves(collectives)
+    step = StepGraph(ctx)
+    pools, rows = {}, []
+    for signature, part in step.parts.items():
+        analytic = part.price(ctx.topology)
+        pool, how, reach = _priced(ctx, part, products, transfers, analytic)
+        pools[PoolKey(signature)] = pool
+        rows.append((str(signature), pool.mean, analytic, reach, how))
+    model = StepModel(step.dag, pools, assumed_coupling(ctx, step.dag))
+    if gemm is not None and not (step.dag.width > 1).any():
+        model = _with_ranks(model, gemm)
+    sources = {d.attrs["source"] for d in (gemm, collectives) if d is not None}
+    whole = all(r[-1] != "analytic" for r in rows) and sources == {"measured"}
+    names, mean, expected, reaches, ways = zip(*rows, strict=True)
+    return model.replace(source="measured" if whole else "synthetic"), schema.dataset(
+        {
+            "pool_mean": ("signature", np.array(mean)),
+            "analytic_mean": ("signature", np.array(expected)),
+            "reach": ("signature", np.array(reaches)),
+        },
+        coords={"signature": list(names), "how": ("signature", list(ways))},
+        made_by="prism.measured.model_from_measurements",
+        source="measured" if whole else "synthetic",
+        provenance={"of": [schema.provenance(d) for d in (gemm, collectives) if d is not None]},
+    )
+
+
+def _product_curve(gemm: xr.Dataset) -> Curve:
+    if "flop" not in gemm.coords:
+        raise ValueError("gemm does not say sizes: its table needs columns m, n and k")
+    flop = gemm["flop"].values
+    sizes = np.unique(flop)
+    rows = []
+    for size in sizes:
+        # every device weighs the same; shapes of equal FLOP are taken together
+        per_device = [
+            np.nanquantile(d[np.isfinite(d).any(axis=1)], LEVELS, axis=1)
+            for d in gemm["duration"].values[flop == size]
+        ]
+        rows.append(np.quantile(np.concatenate(per_device, axis=1), LEVELS))
+    return Curve(sizes, np.array(rows))
+
+
+def _transfer_curves(collectives: xr.Dataset) -> dict[tuple[str, str], dict[int, Curve]]:
+    """Curves by (kind, scope), then by number of ranks. Sites that were not noted count as one node."""
+    names = [_plain(str(c)) for c in collectives["collective"].values]
+    n = len(names)
+    scope = (
+        collectives["scope"].values.astype(str)
+        if "scope" in collectives.coords
+        else np.full(n, "intra_node")
+    )
+    ranks = collectives["ranks"].values if "ranks" in collectives.coords else np.full(n, 2)
+    size = collectives["message_bytes"].values
+    points: dict[tuple[str, str, int], dict[float, list[np.ndarray]]] = {}
+    for i, name in enumerate(names):
+        x = collectives["duration"].values[i]
+        here = points.setdefault((name, str(scope[i]), int(ranks[i])), {})
+        here.setdefault(float(size[i]), []).append(x[np.isfinite(x)])
+    out: dict[tuple[str, str], dict[int, Curve]] = {}
+    for (name, where, members), by_size in points.items():
+        sizes = sorted(s for s in by_size if s > 0)
+        if sizes:
+            quantiles = np.array([np.quantile(np.concatenate(by_size[s]), LEVELS) for s in sizes])
+            out.setdefault((name, where), {})[members] = Curve(np.array(sizes), quantiles)
+    return out
+
+
+def _plain(name: str) -> str:
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    return ALIASES.get(plain, plain)
+
+
+def _priced(
+    ctx: Context, part: Part, products: Curve | None, transfers: Mapping, analytic: float
+) -> tuple[DurationPool, str, float]:
+    """Pool of an op, how it was found, and how far it reaches."""
+    if part.work is not None and products is not None and part.work.flops > 0:
+        return _compute(ctx, part, products)
+    if not part.is_compute:
+        found = _communication(part, transfers)
+        if found is not None:
+            return found
+    return Fixed(analytic), "analytic", 1.0
+
+
+def _compute(ctx: Context, part: Part, products: Curve) -> tuple[DurationPool, str, float]:
+    flops = part.work.products + part.work.scores
+    found = [products.at(f) for f in flops]
+    largest = int(np.argmax(flops))
+    memory = part.work.traffic / (
+        ctx.topology.efficiency.memory * ctx.topology.gpu.memory_bandwidth
+    )
+    mean = sum(float(q.mean()) for q, _ in found)
+    shape, reach = found[largest]
+    pool = _pool(shape, mean + memory)
+    # the part by memory bandwidth varies along: a GPU that is slow is taken to be slow in both
+    exact = all(np.isclose(f, products.size, rtol=1e-6).any() for f in flops)
+    reaches = [r for _, r in found]
+    inside = all(r == 1.0 for r in reaches)
+    return pool, "measured" if exact else "interpolated" if inside else "extrapolated", reach
+
+
+def _communication(part: Part, transfers: Mapping) -> tuple[DurationPool, str, float] | None:
+    name = _plain(part.signature.op)
+    kinds = next((of for end, of in CONSISTS.items() if name.endswith(end)), ())
+    curves = [transfers.get((kind, part.signature.scope)) for kind in kinds]
+    if not curves or any(c is None for c in curves):
+        return None
+    chosen = [min(c, key=lambda n: abs(np.log(n / max(part.ranks, 2)))) for c in curves]
+    found = [c[n].at(part.size) for c, n in zip(curves, chosen, strict=True)]
+    # one after the other, taken to be slow together
+    quantiles, reach = sum(q for q, _ in found), max(r for _, r in found)
+    if any(n != part.ranks for n in chosen):
+        how = "other ranks"
+    elif any(r != 1.0 for _, r in found):
+        how = "extrapolated"
+    else:
+        exact = all(
+            np.isclose(part.size, c[n].size).any() for c, n in zip(curves, chosen, strict=True)
+        )
+        how = "measured" if exact else "interpolated"
+    return _pool(quantiles, float(quantiles.mean())), how, reach
+
+
+def _pool(quantiles: np.ndarray, mean: float) -> DurationPool:
+    """The shape of measured quantiles about a mean."""
+    own = float(quantiles.mean())
+    if own == 0 or np.ptp(quantiles) == 0:
+        return Fixed(mean)
+    return Scaled(Empirical(tuple(quantiles / own)), mean)
+
+
+def _with_ranks(model: StepModel, gemm: xr.Dataset) -> StepModel:
+    """Coupling in which differences between devices stay with the rank."""
+    found = _fleet.characterise(gemm, resamples=10)
+    spatial, temporal = found["spatial_component"].values, found["temporal_component"].values
+    known = np.isfinite(spatial + temporal)
+    if not known.any():
+        return model
+    share = float(np.mean(spatial[known] ** 2 / (spatial[known] ** 2 + temporal[known] ** 2)))
+
+    loadings = {k: dict(v) for k, v in model.coupling.loadings.items()}
+    for kind in {s.op for s in model.dag.signatures if s.role == "compute"}:
+        levels = loadings.setdefault(kind, {})
+        left = 1.0 - sum(v.share for level, v in levels.items() if level != "rank")
+        levels["rank"] = Loading(persistent=float(np.sqrt(min(share, left))))
+    return model.replace(coupling=Coupling(loadings))
