@@ -13,7 +13,7 @@ from pathlib import Path
 
 import xarray as xr
 
-from prism import benchcli, report, timeline, traces
+from prism import benchcli, report, schedulecli, timeline, traces
 from prism.bench import CollectiveError, TrainingError
 from prism.context import read_context
 from prism.crossvalidation import validate
@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     val.add_argument("--draws", type=int, default=4000, help="draws a prediction (default 4000)")
     val.set_defaults(run=_validate)
     benchcli.add_commands(commands)
+    schedulecli.add_command(commands)
     return parser
 
 

@@ -19,7 +19,7 @@ SCHEMA_VERSION = "1"
 
 DIMS = frozenset(
     "job draw step trial time gpu node rank op signature quantile ci_bound scenario ablation policy"
-    " component level kind place trace gaps size slowdown bandwidth latency jitter lag other reason"
+    " component level kind place trace gaps size slowdown bandwidth latency jitter lag other reason overrun"
     # not observations but the arrays of a stored model
     " edge member site field pool base parameter sample_index replica grouping".split()
 )
@@ -54,6 +54,17 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "run_time": ("s", "run time of the job without interruptions"),
     "gpu_seconds": ("s", "GPU-seconds"),
     "share": ("1", "share of submitted jobs that finished"),
+    "delay": ("s", "first start minus submission"),
+    "delay_mean": ("s", "mean of first start minus submission, jobs that started"),
+    "preemptions": ("1", "times that the job was stopped"),
+    "kills": ("1", "times that the job was stopped at its limit"),
+    "failures": ("1", "failures of nodes of the job"),
+    "preempted": ("1", "jobs stopped, times counted"),
+    "killed": ("1", "jobs stopped at their limits, times counted"),
+    "failed": ("1", "failures of nodes of running jobs"),
+    "makespan": ("s", "last end"),
+    "ratio": ("1", "mean completion time with one estimator over that with another"),
+    "ratio_interval": ("1", "interval of ratio over seeds"),
     "goodput": ("1", "useful GPU-seconds / allocated GPU-seconds"),
     "clock_sm": ("MHz", "SM clock"),
     "clock_mem": ("MHz", "memory clock"),

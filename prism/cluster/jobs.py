@@ -10,6 +10,8 @@ import xarray as xr
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from prism import schema
+from prism.cluster import published
+from prism.cluster.runtimes import LARGEST_CV
 from prism.specs import Spec, read_spec
 from prism.tables import TableError, labels, numbers, read_table, require_columns
 
@@ -39,14 +41,16 @@ def read_jobs(path: str | Path) -> xr.Dataset:
     Parameters
     ----------
     path : path
-        ``.csv`` with a job a row and columns ``job_id, submit_s, gpus, duration_s`` (others are
-        ignored), or ``.yaml`` of a `ReferenceJobs`: the synthetic log that it describes.
+        ``.csv`` or ``.parquet`` with a job a row and columns ``job_id, submit_s, gpus, duration_s`` (and ``gpu_type``, where jobs
+        need one); the logs that others publish (`prism.cluster.published`): Philly's JSON, Helios, Alibaba PAI, Sia's, Muri's,
+        ElasticFlow's, Tiresias', Blox'; or ``.yaml`` of a `ReferenceJobs`, the synthetic log that it describes.
 
     Returns
     -------
     Dataset
         ``submit(job)``, ``gpus(job)``, ``estimate(job)`` (the logged duration, which the scheduler takes
-        as its point estimate), seconds, in order of submission, first submission at 0.
+        as its point estimate), seconds, in order of submission, first submission at 0. The provenance counts jobs that were
+        left out because they asked for no GPU or never ran.
 
     Raises
     ------
@@ -57,12 +61,13 @@ def read_jobs(path: str | Path) -> xr.Dataset:
     if path.suffix in (".yaml", ".yml"):
         return synthetic_jobs(read_spec(ReferenceJobs, path))
     try:
-        table = read_table(path, ("job_id",))
+        table, left_out = published.read(path)
         require_columns(table, REQUIRED, path)
         job = labels(table, "job_id", path)
         submit = numbers(table, "submit_s", path)
         gpus = numbers(table, "gpus", path, least=1, whole=True)
         duration = numbers(table, "duration_s", path)
+        kind = labels(table, "gpu_type", path) if "gpu_type" in table else None
     except TableError as fault:
         raise JobsError(str(fault)) from fault
     for name, bad in (
@@ -75,7 +80,99 @@ def read_jobs(path: str | Path) -> xr.Dataset:
             raise JobsError(
                 f"{path}: {name} ({int(bad.sum())} rows are off, first data row {row + 1})"
             )
-    return _jobs_dataset(job, submit, gpus, duration, "measured", {"file": path.name})
+    provenance = {"file": path.name, **left_out}
+    return _jobs_dataset(job, submit, gpus, duration, "measured", provenance, kind)
+
+
+def selected(
+    jobs: xr.Dataset,
+    *,
+    start: float = 0.0,
+    compress: float = 1.0,
+    least: float = 0.0,
+    most_gpu_seconds: float = np.inf,
+    more_gpus: int = 1,
+) -> xr.Dataset:
+    """Part of a log, with its arrivals closer together: so that there is a queue to schedule.
+
+    Parameters
+    ----------
+    jobs : Dataset of `read_jobs`
+    start : float
+        Seconds of the log that are left out before its begin.
+    compress : float
+        Times between arrivals are divided by it.
+    least, most_gpu_seconds : float
+        Shortest job, s, and largest, GPU-seconds.
+    more_gpus : int
+        Factor on the GPUs of each job.
+
+    Raises
+    ------
+    ValueError
+        If no job is left, or factors are not positive.
+    """
+    if not (compress > 0 and more_gpus >= 1):
+        raise ValueError(
+            f"compress must be positive, more_gpus at least 1, got {compress} and {more_gpus}"
+        )
+    size = jobs["estimate"] * jobs["gpus"]
+    kept = (jobs["submit"] >= start) & (jobs["estimate"] >= least) & (size < most_gpu_seconds)
+    if not bool(kept.any()):
+        raise ValueError("no job of the log is left")
+    out = jobs.isel(job=np.flatnonzero(kept.values))
+    out = out.assign(
+        submit=((out["submit"] - float(out["submit"].min())) / compress).assign_attrs(units="s"),
+        gpus=(out["gpus"] * more_gpus).assign_attrs(units="1"),
+    )
+    told = {"start": start, "compress": compress, "least": least, "more_gpus": more_gpus}
+    provenance = {**schema.provenance(jobs), **told}
+    return schema.dataset(
+        dict(out.data_vars),
+        coords=dict(out.coords),
+        made_by="prism.cluster.selected",
+        source=jobs.attrs["source"],
+        provenance=provenance,
+    )
+
+
+def with_cv(jobs: xr.Dataset, values: object, *, seed: int = 0) -> xr.Dataset:
+    """A log whose jobs have a cv of their own, drawn from given values.
+
+    Parameters
+    ----------
+    jobs : Dataset of `read_jobs`
+    values : sequence of float, or path
+        Coefficients of variation, each as likely; or a table with a column ``cv`` or ``cov_p50``.
+    seed : int
+
+    Raises
+    ------
+    ValueError
+        Values outside [0, `prism.cluster.runtimes.LARGEST_CV`] are cut to it; none, or no numbers, are refused.
+    """
+    if isinstance(values, str | Path):
+        table = read_table(Path(values))
+        column = next((c for c in ("cv", "cov_p50") if c in table), None)
+        if column is None:
+            raise JobsError(f"{values}: needs a column cv or cov_p50")
+        values = numbers(table, column, Path(values), least=0)
+    from_ = np.asarray(values, float)
+    if from_.size == 0 or not (np.isfinite(from_) & (from_ >= 0)).all():
+        raise ValueError("coefficients of variation must be numbers that are not negative")
+    drawn = np.random.default_rng(seed).choice(np.minimum(from_, LARGEST_CV), jobs.sizes["job"])
+    return schema.dataset(
+        {**dict(jobs.data_vars), "cv": ("job", drawn)},
+        coords=dict(jobs.coords),
+        made_by="prism.cluster.with_cv",
+        source=jobs.attrs["source"],
+        provenance={
+            **schema.provenance(jobs),
+            "cv": "a job's own",
+            "cut_to": LARGEST_CV,
+            "cv_seed": seed,
+        },
+    )
 
 
 def synthetic_jobs(spec: ReferenceJobs) -> xr.Dataset:
@@ -90,7 +187,9 @@ def synthetic_jobs(spec: ReferenceJobs) -> xr.Dataset:
     return _jobs_dataset(names, submit, gpus, duration, "synthetic", parameters)
 
 
-def _jobs_dataset(job, submit, gpus, duration, source: str, provenance: dict) -> xr.Dataset:
+def _jobs_dataset(
+    job, submit, gpus, duration, source: str, provenance: dict, kind=None
+) -> xr.Dataset:
     order = np.argsort(submit, kind="stable")
     return schema.dataset(
         {
@@ -98,7 +197,8 @@ def _jobs_dataset(job, submit, gpus, duration, source: str, provenance: dict) ->
             "gpus": ("job", gpus[order].astype(np.int64)),
             "estimate": ("job", duration[order]),
         },
-        coords={"job": job[order].astype("U")},
+        coords={"job": job[order].astype("U")}
+        | ({} if kind is None else {"gpu_type": ("job", kind[order].astype("U"))}),
         made_by="prism.read_jobs",
         source=source,
         provenance=provenance,

@@ -1,75 +1,25 @@
-"""Round-based simulation of a cluster, with a ledger that must sum."""
+"""One run of a policy on a job log: progress integrated step by step, and a ledger of GPU-seconds that must sum."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 
 import numpy as np
 import xarray as xr
 
 from prism import schema
-from prism.cluster.policies import ESTIMATES, POLICIES, Estimate, Policy, Queue
+from prism.cluster.machine import DAY, FAILURES, Checkpoint, Cluster, Speed
+from prism.cluster.overrun import Overrun
+from prism.cluster.policies import POLICIES, Policy, Queue
+from prism.cluster.runtimes import ESTIMATES, Estimate, Known, RunTimes, run_times
+from prism.pools import DurationPool
 
-#: shortest real run time, as a share of the point estimate: where the Normal is cut off
-FLOOR = 0.1
-LARGEST_CV = 0.5
-ROUNDING = 1e-9
-LEDGER = ("useful", "stall", "restart", "tail")
-COMPLETIONS = (0.25, 0.5, 0.75, 0.9, 1.0)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """`gpus` GPUs that are given out anew every `round_s` seconds, for `rounds` rounds."""
-
-    gpus: int
-    rounds: int = 2000
-    round_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        whole = all(isinstance(v, int | np.integer) for v in (self.gpus, self.rounds))
-        if not whole or self.gpus < 1 or self.rounds < 1 or not 0 < self.round_s < np.inf:
-            raise ValueError(
-                f"{self}: gpus and rounds must be whole and positive, round_s positive and finite"
-            )
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What stopping and going on costs.
-
-    A running job writes a checkpoint every `interval_s` of work (infinite: never), which stalls it for
-    `write_s`. A preempted job that has worked since its last one writes one more, so no work is lost;
-    that write is charged when the job resumes, since GPUs change hands between rounds. Whoever starts
-    or resumes spends `restart_s` first. Defaults: 30 min, 30 s, 300 s, within published practice.
-    """
-
-    interval_s: float = 1800.0
-    write_s: float = 30.0
-    restart_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        if not (
-            self.interval_s > 0 and 0 <= self.write_s < np.inf and 0 <= self.restart_s < np.inf
-        ):
-            raise ValueError(f"{self}: interval_s must be positive, costs finite and not negative")
-
-    def worked(self, at: np.ndarray) -> np.ndarray:
-        """Work done by cycle time `at`: a cycle is `interval_s` of work and `write_s` of stall."""
-        if self.interval_s == np.inf:
-            return at
-        cycle = self.interval_s + self.write_s
-        # a cycle that is over but for rounding counts as over
-        whole = np.floor(at / cycle + ROUNDING)
-        return whole * self.interval_s + np.clip(at - whole * cycle, 0.0, self.interval_s)
-
-    def time_for(self, work: np.ndarray) -> np.ndarray:
-        """Earliest cycle time by which `work` is done (inverse of `worked`)."""
-        if self.interval_s == np.inf:
-            return work
-        whole = np.maximum(np.ceil(work / self.interval_s - ROUNDING) - 1, 0)
-        return work + whole * self.write_s
+LEDGER = ("useful", "stall", "restart", "lost", "tail")
+#: a step by events is at least this long, s: times that differ by rounding are one
+INSTANT = 1e-6
+#: steps by events, as a multiple of jobs, beyond which a policy is taken not to settle
+MOST_EVENTS = 400
 
 
 def offered_load(jobs: xr.Dataset, cluster: Cluster) -> float:
@@ -77,22 +27,8 @@ def offered_load(jobs: xr.Dataset, cluster: Cluster) -> float:
 
     Above 1 the queue grows for as long as the run lasts.
     """
-    horizon = cluster.rounds * cluster.round_s
-    asked = (jobs["estimate"] * jobs["gpus"]).values[jobs["submit"].values < horizon]
-    return float(asked.sum() / (cluster.gpus * horizon))
-
-
-def draw_run_times(jobs: xr.Dataset, cv: float, seed: int) -> np.ndarray:
-    """Real run times: ``Normal(N, cv N)`` cut off below `FLOOR` N, seconds, (job,).
-
-    A pure function of seed and log, so every policy and estimator meets the same run times. The cut
-    moves the mean: by 0.01 % at cv 0.3, by 0.7 % at 0.5, beyond which a Normal is no run time.
-    """
-    if not 0 <= cv <= LARGEST_CV:
-        raise ValueError(f"cv must lie between 0 and {LARGEST_CV}, got {cv}")
-    n = jobs["estimate"].values
-    z = np.random.default_rng(seed).standard_normal(n.size)
-    return n * np.maximum(1 + cv * z, FLOOR)
+    asked = (jobs["estimate"] * jobs["gpus"]).values[jobs["submit"].values < cluster.horizon]
+    return float(asked.sum() / (cluster.gpus * cluster.horizon))
 
 
 def run_cluster(
@@ -101,131 +37,354 @@ def run_cluster(
     policy: Policy | str,
     *,
     estimate: Estimate | str = "point",
-    cv: float = 0.2,
+    cv: float | DurationPool = 0.2,
+    overrun: Overrun | str = "killable",
     checkpoint: Checkpoint | None = None,
+    speed: Speed | None = None,
+    drain: bool = False,
     seed: int = 0,
 ) -> xr.Dataset:
     """Run a policy on a job log.
 
-    Each round the policy picks among the submitted, unfinished jobs; a running job pays what it owes
-    (checkpoint write, restart), then works. A job that ends within a round holds its GPUs to the end
-    of it. A job that outlives its estimate keeps a planned remaining time of 0 (the overrun rule
-    *clamp*); no estimate is enforced.
+    At every decision the policy gives GPUs to submitted, unfinished jobs. A running job pays what it owes (a checkpoint, a
+    restart), then works, at the speed of the GPUs that it has. In rounds, a job that ends within one holds its GPUs to the end of
+    it; a job that gets another number of GPUs writes a checkpoint and restarts.
 
     Parameters
     ----------
     jobs : Dataset of `read_jobs`
+        With ``cv(job)`` where jobs have one each (`prism.cluster.with_cv`), and ``gpu_type`` where they need one.
     cluster : Cluster
     policy : str or callable
-        A name in `POLICIES` or any callable from `Queue` to a bool array of who runs.
+        A name in `POLICIES`, or a function from `Queue` to GPUs.
     estimate : str or callable
-        A name in `ESTIMATES` or any callable from (point estimate, cv) to run times, seconds.
-    cv : float
-        Coefficient of variation of the real run time around the point estimate.
+        A name in `ESTIMATES`, or a function from `Known` to run times, seconds.
+    cv : float or DurationPool
+        Of the real run time around the point estimate, where jobs have none of their own; or the pool of relative run times
+        (mean 1).
+    overrun : Overrun or str
+        What happens to a job that outlives its estimate.
     checkpoint : Checkpoint
+    speed : Speed
+        For policies that give more or fewer GPUs than a job asked for.
+    drain : bool
+        Whether to go on after the horizon, without new jobs, until all that were submitted are done.
     seed : int
-        Of the real run times.
+        Of real run times and failures: the same for every policy and estimator.
 
     Returns
     -------
     Dataset
-        ``finish(job)``, ``jct(job)``, ``run_time(job)``, seconds, NaN where unfinished, and
-        ``gpu_seconds(scenario)``: ``allocated``, counted by itself, and its parts ``useful, stall,
-        restart, tail``.
+        Per `job` ``finish``, ``jct``, ``run_time``, ``delay`` (first start minus submission), seconds, NaN where it has not
+        happened; ``preemptions``, ``kills``, ``failures``. ``gpu_seconds(scenario)``: ``allocated``, counted by itself, and its
+        parts ``useful, stall, restart, lost, tail``.
 
     Raises
     ------
     ValueError
-        Unknown names, a job larger than the cluster, a policy that gives out more than there is.
+        Unknown names, a job larger than the cluster or of a type that it lacks, a policy that gives out more than there is,
+        or a run by events that does not end.
     """
     policy = _named(policy, POLICIES, "policy")
     estimate = _named(estimate, ESTIMATES, "estimate")
-    too_large = jobs["gpus"].values > cluster.gpus
-    if too_large.any():
-        first = int(np.flatnonzero(too_large)[0])
-        raise ValueError(
-            f"{int(too_large.sum())} jobs need more than the cluster's {cluster.gpus} GPUs "
-            f"(first: {jobs['job'].values[first]} with {int(jobs['gpus'].values[first])})"
-        )
-    run_time = draw_run_times(jobs, cv, seed)
-    planned = schema.finite_durations(estimate(jobs["estimate"].values, cv), "estimates")
-    if planned.shape != run_time.shape or np.any(np.diff(jobs["submit"].values) < 0):
+    overrun = Overrun(overrun) if isinstance(overrun, str) else overrun
+    _check_fit(jobs, cluster)
+    times = run_times(jobs, cv)
+    real = times.drawn(seed)
+    planned = schema.finite_durations(estimate(Known(times, real)), "estimates")
+    if planned.shape != real.shape or np.any(np.diff(jobs["submit"].values) < 0):
         raise ValueError("needs one estimate a job, and jobs in order of submission")
-    state = _Run(jobs, cluster, checkpoint or Checkpoint(), run_time, planned)
-    for r in range(cluster.rounds):
-        state.round(r * cluster.round_s, policy)
-    return state.result(seed, {"cv": cv, "gpus": cluster.gpus, "rounds": cluster.rounds})
+    state = _Run(jobs, cluster, checkpoint or Checkpoint(), speed or Speed(), times, real, planned)
+    state.simulate(policy, overrun, drain, seed)
+    return state.result(
+        seed, {"overrun": asdict(overrun), "gpus": cluster.gpus, "rounds": cluster.rounds}
+    )
+
+
+def _check_fit(jobs: xr.Dataset, cluster: Cluster) -> None:
+    gpus = jobs["gpus"].values
+    room = np.full(gpus.size, cluster.gpus)
+    if cluster.types:
+        if "gpu_type" not in jobs.coords:
+            raise ValueError(
+                "the cluster has types of GPUs, and the jobs do not say theirs (column gpu_type)"
+            )
+        of = jobs["gpu_type"].values.astype(str)
+        unknown = sorted(set(of) - set(cluster.types))
+        if unknown:
+            raise ValueError(
+                f"no GPU is of type {unknown[0]!r}; the cluster has {', '.join(cluster.types)}"
+            )
+        room = np.array([cluster.types[t] for t in of])
+    large = np.flatnonzero(gpus > room)
+    if large.size:
+        first = large[0]
+        raise ValueError(
+            f"{large.size} jobs need more than the cluster's {room[first]} GPUs "
+            f"(first: {jobs['job'].values[first]} with {int(gpus[first])})"
+        )
 
 
 class _Run:
-    """State of one run; `round` is the only thing that changes it."""
+    """State of one run."""
 
-    def __init__(self, jobs, cluster: Cluster, checkpoint: Checkpoint, run_time, planned) -> None:
-        self.jobs, self.cluster, self.checkpoint = jobs, cluster, checkpoint
-        self.submit, self.gpus = jobs["submit"].values, jobs["gpus"].values
-        self.run_time, self.planned = run_time, planned
+    def __init__(
+        self, jobs, cluster: Cluster, checkpoint: Checkpoint, speed: Speed, times: RunTimes, run_time, planned
+    ) -> None:  # fmt: skip
+        self.jobs, self.cluster, self.checkpoint, self.speed = jobs, cluster, checkpoint, speed
+        self.submit, self.gpus = jobs["submit"].values, jobs["gpus"].values.astype(np.int64)
+        self.times, self.run_time, self.limit = times, run_time, planned.copy()
         n = self.submit.size
+        # seconds at full speed that are done; seconds since the checkpoint cycle began; what is owed
         self.work, self.cycle = np.zeros(n), np.zeros(n)
         self.owed_stall, self.owed_restart = np.zeros(n), np.zeros(n)
-        self.running = np.zeros(n, bool)
-        self.finish = np.full(n, np.nan)
+        self.given, self.rate = np.zeros(n, np.int64), np.ones(n)
+        self.held, self.attained, self.useful = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.interval = checkpoint.interval(cluster.nodes(self.gpus))
+        self.finish, self.begin = np.full(n, np.nan), np.full(n, np.nan)
+        self.counts = {k: np.zeros(n, np.int64) for k in ("preemptions", "kills", "failures")}
         self.ledger = dict.fromkeys(("allocated", *LEDGER), 0.0)
+        self.groups = self._types()
+        self.open = np.zeros(0, np.int64)
+        self.seen = 0
 
-    def round(self, now: float, policy: Policy) -> None:
-        arrived = int(np.searchsorted(self.submit, now, side="right"))
-        active = np.flatnonzero(np.isnan(self.finish[:arrived]))
-        if active.size == 0:
+    def _types(self) -> list[tuple[np.ndarray | None, int]]:
+        """Masks of jobs that compete for the same GPUs, with how many there are."""
+        if not self.cluster.types:
+            return [(None, self.cluster.gpus)]
+        of = self.jobs["gpu_type"].values.astype(str)
+        return [(of == name, count) for name, count in self.cluster.types.items()]
+
+    def simulate(self, policy: Policy, overrun: Overrun, drain: bool, seed: int) -> None:
+        """All rounds, or events."""
+        self._failures(seed)
+        rule = overrun if getattr(policy, "plans", True) else None
+        now, end = 0.0, self.cluster.horizon
+        last = int(np.searchsorted(self.submit, end, side="left"))
+        most = MOST_EVENTS * (last + 10)
+        while now < end - INSTANT or (drain and (self.seen < last or self.open.size)):
+            self._admit(now, last)
+            self._decide(now, policy, rule)
+            dt = self.cluster.round_s
+            if self.cluster.events:
+                dt = self._next_event(now, last, end, drain, rule)
+                most -= 1
+                if most < 0:
+                    raise ValueError(
+                        "the policy does not settle: it changes its mind at every event"
+                    )
+            self._advance(now, dt)
+            now += dt
+
+    def _admit(self, now: float, last: int) -> None:
+        arrived = min(int(np.searchsorted(self.submit, now + INSTANT, side="right")), last)
+        if arrived > self.seen:
+            self.open = np.concatenate([self.open, np.arange(self.seen, arrived)])
+            self.seen = arrived
+
+    def _decide(self, now: float, policy: Policy, rule: Overrun | None) -> None:
+        if self.open.size == 0:
             return
+        over = self.open[self.work[self.open] >= self.limit[self.open] * (1 - 1e-12)]
+        if rule is not None and rule.rule in ("requeue", "restart"):
+            self._stopped_at_limit(over, rule)
+            over = over[:0]
+        for mask, capacity in self.groups:
+            j = self.open if mask is None else self.open[mask[self.open]]
+            if j.size:
+                self._give(now, policy, rule, j, over, capacity)
+
+    def _give(self, now, policy: Policy, rule: Overrun | None, j, over, capacity: int) -> None:
         queue = Queue(
-            self.submit[active],
-            self.gpus[active],
-            np.maximum(self.planned[active] - self.work[active], 0.0),
-            self.running[active],
-            self.cluster.gpus,
-        )
-        run = np.asarray(policy(queue), bool)
-        if self.gpus[active[run]].sum() > self.cluster.gpus:
-            given = int(self.gpus[active[run]].sum())
-            raise ValueError(f"the policy gives out {given} of {self.cluster.gpus} GPUs")
-        stopped = active[queue.running & ~run]
-        self.owed_stall[stopped[self.cycle[stopped] > 0]] = self.checkpoint.write_s
-        self.cycle[stopped] = 0.0  # it resumes from a fresh checkpoint
-        self.owed_restart[active[~queue.running & run]] = self.checkpoint.restart_s
-        self.running[active] = run
-        self._advance(active[run], now)
+            now, self.submit[j], self.gpus[j], self.given[j], self._remaining(j, over, rule), self.attained[j],
+            self.held[j], capacity,
+        )  # fmt: skip
+        answer = np.asarray(policy(queue))
+        new = np.where(answer, queue.gpus, 0) if answer.dtype == bool else answer.astype(np.int64)
+        if new.shape != j.shape or (new < 0).any() or new.sum() > capacity:
+            raise ValueError(f"the policy gives out {int(new.sum())} of {capacity} GPUs")
+        changed = new != queue.given
+        if not changed.any():
+            return
+        old = queue.given
+        stopped = j[changed & (old > 0)]
+        killed = np.isin(stopped, over) & (self.given_none(j, new, stopped)) if rule is not None and rule.rule == "killable" else np.zeros(stopped.size, bool)  # fmt: skip
+        self._stop(stopped[~killed])
+        if killed.any():
+            self._kill(stopped[killed], rule)
+        self.counts["preemptions"][j[changed & (old > 0) & (new == 0)]] += 1
+        begun = j[changed & (new > 0)]
+        self.owed_restart[begun] = self.checkpoint.restart_s
+        self.begin[begun] = np.where(np.isnan(self.begin[begun]), now, self.begin[begun])
+        self.given[j] = new
+        self.held[j[changed]] = 0.0
+        at = self.given[begun]
+        self.rate[begun] = self.speed(at / self.gpus[begun]) * self.cluster.compactness(at)
 
-    def _advance(self, j: np.ndarray, now: float) -> None:
-        """Let jobs `j` use one round of their GPUs."""
-        left = np.full(j.size, self.cluster.round_s)
-        paid = {}
+    @staticmethod
+    def given_none(j: np.ndarray, new: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """Whether chosen ones of jobs j get nothing now."""
+        return new[np.searchsorted(j, chosen)] == 0
+
+    def _remaining(self, j, over, rule: Overrun | None) -> np.ndarray:
+        left = np.maximum(self.limit[j] - self.work[j], 0.0)
+        if over.size and rule is not None and rule.rule != "clamp":
+            mine = np.isin(j, over)
+            if rule.rule == "reestimate":
+                mean = self.times.beyond(self.work)[j[mine]]
+                left[mine] = mean - self.work[j[mine]]
+            else:
+                left[mine] = np.inf
+        return left
+
+    def _stop(self, j: np.ndarray) -> None:
+        """Take GPUs away, or give another number of them."""
+        if not self.checkpoint.graceful:
+            self._roll_back(j)
+            return
+        dirty = self.checkpoint.unsaved(self.cycle[j], self.interval[j]) > 0
+        self.owed_stall[j[dirty]] = self.checkpoint.write_s
+        self.cycle[j] = 0.0  # it resumes from a fresh checkpoint
+
+    def _roll_back(self, j: np.ndarray) -> None:
+        """To the last checkpoint."""
+        wall = self.checkpoint.unsaved(self.cycle[j], self.interval[j])
+        lost = np.minimum(wall * self.given[j], self.useful[j])
+        self.work[j] = np.maximum(self.work[j] - wall * self.rate[j], 0.0)
+        self._lose(j, lost)
+
+    def _lose(self, j: np.ndarray, lost: np.ndarray) -> None:
+        self.useful[j] -= lost
+        self.ledger["useful"] -= float(lost.sum())
+        self.ledger["lost"] += float(lost.sum())
+        self.cycle[j] = 0.0
+        self.owed_stall[j] = 0.0
+
+    def _kill(self, j: np.ndarray, rule: Overrun) -> None:
+        if rule.rule == "restart":
+            self.work[j] = 0.0
+            self._lose(j, self.useful[j].copy())
+        else:
+            self._roll_back(j)
+        self.limit[j] *= rule.growth
+        self.counts["kills"][j] += 1
+
+    def _stopped_at_limit(self, over: np.ndarray, rule: Overrun) -> None:
+        self._kill(over, rule)
+        self.given[over] = 0
+        self.held[over] = 0.0
+
+    def _failures(self, seed: int) -> None:
+        """Node-seconds that each job has until its next failure."""
+        rate = self.checkpoint.failures_per_node_day / DAY
+        n = self.submit.size
+        self.fragile = rate > 0
+        if self.fragile:
+            rng = np.random.default_rng([seed, 1])
+            self.budgets = rng.exponential(1 / rate, (n, FAILURES))
+            self.budget = self.budgets[:, 0].copy()
+
+    def _advance(self, now: float, dt: float) -> None:
+        """Let running jobs use a step of their GPUs."""
+        if self.open.size == 0:
+            return
+        j = self.open[self.given[self.open] > 0]
+        if j.size == 0:
+            return
+        self.ledger["allocated"] += float(self.given[j].sum() * dt)
+        step = np.full(j.size, dt)
+        if self.fragile:
+            nodes = self.cluster.nodes(self.given[j])
+            until = self.budget[j] / nodes
+            fails = until < dt
+            self.budget[j] -= nodes * dt
+            done = self._work(j, np.where(fails, until, step), now)
+            struck = fails & ~done
+            self._fail(j[struck])
+            done[struck] = self._work(j[struck], (step - until)[struck], now + until[struck])
+        else:
+            done = self._work(j, step, now)
+        self.held[j] += dt
+        ended = j[done]
+        if ended.size:
+            self.ledger["tail"] += float(
+                ((now + dt - self.finish[ended]) * self.given[ended]).sum()
+            )
+            self.given[ended] = 0
+            self.open = self.open[np.isnan(self.finish[self.open])]
+
+    def _fail(self, j: np.ndarray) -> None:
+        self._roll_back(j)
+        self.owed_restart[j] = self.checkpoint.restart_s
+        self.counts["failures"][j] += 1
+        self.budget[j] = self.budgets[j, self.counts["failures"][j] % FAILURES]
+
+    def _work(self, j: np.ndarray, left: np.ndarray, now) -> np.ndarray:
+        """Let jobs use `left` seconds from `now`. Returns which of them ended."""
+        began, gpus = left, self.given[j]
         for name, owed in (("stall", self.owed_stall), ("restart", self.owed_restart)):
-            paid[name] = np.minimum(owed[j], left)
-            owed[j] -= paid[name]
-            left -= paid[name]
-        c, before = self.checkpoint, self.cycle[j]
-        done_at = c.time_for(c.worked(before) + self.run_time[j] - self.work[j])
-        used = np.minimum(done_at - before, left)
-        ends = done_at - before <= left
-        worked = np.where(
-            ends, self.run_time[j] - self.work[j], c.worked(before + used) - c.worked(before)
-        )
-        self.work[j] += worked
+            paid = np.minimum(owed[j], left)
+            owed[j] -= paid
+            left = left - paid
+            self.ledger[name] += float((paid * gpus).sum())
+        c, before, interval = self.checkpoint, self.cycle[j], self.interval[j]
+        so_far = c.worked(before, interval)
+        need = (self.run_time[j] - self.work[j]) / self.rate[j]
+        ahead = c.time_for(so_far + need, interval) - before
+        used = np.minimum(ahead, left)
+        ends = ahead <= left + INSTANT * self.cluster.events
+        wall = np.where(ends, need, c.worked(before + used, interval) - so_far)
+        self.work[j] = np.where(ends, self.run_time[j], self.work[j] + wall * self.rate[j])
         self.cycle[j] += used
-        self.finish[j[ends]] = now + (self.cluster.round_s - left + used)[ends]
-        self.running[j[ends]] = False
-        paid["stall"] += used - worked
-        paid |= {"useful": worked, "tail": left - used}
-        for name, seconds in paid.items():
-            self.ledger[name] += float(seconds @ self.gpus[j])
-        self.ledger["allocated"] += float(self.gpus[j].sum() * self.cluster.round_s)
+        self.ledger["useful"] += float((wall * gpus).sum())
+        self.ledger["stall"] += float(((used - wall) * gpus).sum())
+        self.useful[j] += wall * gpus
+        self.attained[j] += (began - left + used) * gpus
+        self.finish[j[ends]] = (now + began - left + used)[ends]
+        return ends
 
-    def result(self, seed: int, provenance: Mapping) -> xr.Dataset:
+    def _next_event(
+        self, now: float, last: int, end: float, drain: bool, rule: Overrun | None
+    ) -> float:
+        """Seconds until an arrival, an end, a failure or a planned end."""
+        soonest = [np.inf if drain else end - now]
+        if self.seen < last:
+            soonest.append(self.submit[self.seen] - now)
+        j = self.open[self.given[self.open] > 0]
+        if j.size:
+            c, owed = self.checkpoint, self.owed_stall[j] + self.owed_restart[j]
+            so_far = c.worked(self.cycle[j], self.interval[j])
+
+            def until(target: np.ndarray) -> np.ndarray:
+                need = (target - self.work[j]) / self.rate[j]
+                return (
+                    owed
+                    + c.time_for(so_far + np.maximum(need, 0), self.interval[j])
+                    - self.cycle[j]
+                )
+
+            soonest.append(until(self.run_time[j]).min())
+            if rule is not None:
+                ahead = self.limit[j] > self.work[j] * (1 + 1e-12)
+                if ahead.any():
+                    soonest.append(until(self.limit[j])[ahead].min())
+            if self.fragile:
+                soonest.append((self.budget[j] / self.cluster.nodes(self.given[j])).min() + INSTANT)
+        dt = float(min(soonest))
+        if not np.isfinite(dt):
+            raise ValueError("jobs wait and none runs: the policy gives GPUs to nobody")
+        return max(dt, INSTANT)
+
+    def result(self, seed: int, provenance: dict) -> xr.Dataset:
+        counts = {k: ("job", v) for k, v in self.counts.items()}
         return schema.dataset(
             {
                 "finish": ("job", self.finish),
                 "jct": ("job", self.finish - self.submit),
                 "run_time": ("job", self.run_time),
-                "gpu_seconds": ("scenario", list(self.ledger.values())),
+                "delay": ("job", self.begin - self.submit),
+                **counts,
+                "gpu_seconds": ("scenario", np.array(list(self.ledger.values()))),
             },
             coords={"job": self.jobs["job"].values, "scenario": list(self.ledger)},
             made_by="prism.run_cluster",
@@ -235,77 +394,10 @@ class _Run:
         )
 
 
-def mean_jct_of_first(run: xr.Dataset, jobs: int) -> float:
-    """Mean completion time of the first `jobs` jobs to finish, seconds (NaN if none did)."""
-    finish, jct = run["finish"].values, run["jct"].values
-    first = np.argsort(finish, kind="stable")[:jobs]  # unfinished (NaN) sort last
-    return float(np.mean(jct[first])) if first.size else np.nan
-
-
-def compare_estimates(
-    jobs: xr.Dataset,
-    cluster: Cluster,
-    *,
-    policies: Sequence[str] = tuple(POLICIES),
-    estimates: Sequence[str] = tuple(ESTIMATES),
-    cv: float = 0.2,
-    checkpoint: Checkpoint | None = None,
-    seeds: Sequence[int] = range(5),
-) -> xr.Dataset:
-    """Policies x estimators over the same real run times, at several levels of completion.
-
-    Level q is the first ``q x (smallest number of jobs that any estimator finished)`` completions of
-    a policy, so that estimators are compared over equally many jobs; the finished share is beside it,
-    since a mean over finished jobs flatters whoever finishes fewer.
-
-    Returns
-    -------
-    Dataset
-        ``jct(policy, scenario, trial, quantile)``, seconds, `scenario` being the estimator and `trial`
-        the seed; ``share(policy, scenario, trial)`` of submitted jobs that finished;
-        ``goodput(policy, scenario, trial)``: useful over allocated GPU-seconds.
-    """
-    shape = (len(policies), len(estimates), len(seeds))
-    jct = np.full((*shape, len(COMPLETIONS)), np.nan)
-    share, goodput = np.full(shape, np.nan), np.full(shape, np.nan)
-    submitted = int(np.sum(jobs["submit"].values < cluster.rounds * cluster.round_s))
-    for p, policy in enumerate(policies):
-        for t, seed in enumerate(seeds):
-            runs = [
-                run_cluster(
-                    jobs, cluster, policy, estimate=e, cv=cv, checkpoint=checkpoint, seed=seed
-                )
-                for e in estimates
-            ]
-            finished = [int(np.isfinite(r["finish"].values).sum()) for r in runs]
-            for e, run in enumerate(runs):
-                first = [int(q * min(finished)) for q in COMPLETIONS]
-                jct[p, e, t] = [mean_jct_of_first(run, n) for n in first]
-                share[p, e, t] = finished[e] / submitted
-                ledger = run["gpu_seconds"]
-                allocated = float(ledger.sel(scenario="allocated"))
-                goodput[p, e, t] = float(ledger.sel(scenario="useful")) / allocated
-    return schema.dataset(
-        {
-            "jct": (("policy", "scenario", "trial", "quantile"), jct),
-            "share": (("policy", "scenario", "trial"), share),
-            "goodput": (("policy", "scenario", "trial"), goodput),
-        },
-        coords={
-            "policy": list(policies),
-            "scenario": list(estimates),
-            "trial": list(seeds),
-            "quantile": list(COMPLETIONS),
-        },
-        made_by="prism.cluster.compare_estimates",
-        source="synthetic" if jobs.attrs["source"] == "synthetic" else "simulated",
-        provenance={**schema.provenance(jobs), "cv": cv, "overrun": "clamp"},
-    )
-
-
 def _named(value, table: Mapping, what: str):
     if not isinstance(value, str):
         return value
-    if value not in table:
+    by_lower = {k.lower(): v for k, v in table.items()}
+    if value.lower() not in by_lower:
         raise ValueError(f"unknown {what} {value!r}; one of {', '.join(table)}")
-    return table[value]
+    return by_lower[value.lower()]
