@@ -130,9 +130,18 @@ def srtf(queue: Queue) -> np.ndarray:
     return pack(order, queue.gpus, queue.capacity)
 
 
+#: seconds for which a job keeps its GPUs under policies that take turns: less would be restarts and nothing else
+TURN = 3600.0
+
+
+def _in_turn(queue: Queue) -> np.ndarray:
+    """False first: jobs whose turn is not over."""
+    return ~(queue.running & (queue.held_s < TURN))
+
+
 def las(queue: Queue) -> np.ndarray:
-    """Least attained service first, preemptive (Gu et al., NSDI 2019, without queues). Uses no estimate."""
-    order = np.lexsort((queue.submit, queue.attained))
+    """Least attained service first, preemptive after a turn (Gu et al., NSDI 2019, without queues). Uses no estimate."""
+    order = np.lexsort((queue.submit, queue.attained, _in_turn(queue)))
     return pack(order, queue.gpus, queue.capacity)
 
 
@@ -154,9 +163,9 @@ tiresias.plans = False
 
 def fair(queue: Queue) -> np.ndarray:
     """Max-min fairness by rounds, as Gavel's least-attained-service policy gives it on one type of GPU (Narayanan et al., OSDI
-    2020): who has had the smallest part of the time since its submission goes next. Uses no estimate."""
+    2020): who has had the smallest part of the time since its submission goes next, for a turn. Uses no estimate."""
     age = np.maximum(queue.now - queue.submit, 1.0)
-    order = np.lexsort((queue.submit, queue.attained / (queue.gpus * age)))
+    order = np.lexsort((queue.submit, queue.attained / (queue.gpus * age), _in_turn(queue)))
     return pack(order, queue.gpus, queue.capacity)
 
 

@@ -55,12 +55,13 @@ class RunTimes:
         """
         if self.pool is not None:
             return self._beyond_pool(elapsed)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            a = np.where(self.cv > 0, (elapsed / self.point - 1) / self.cv, np.inf)
+        varies = self.cv > 0
+        a = (elapsed[varies] / self.point[varies] - 1) / self.cv[varies]
         # the hazard of a Normal, by logarithms where the tail is thin
         hazard = np.exp(norm.logpdf(a) - norm.logsf(a))
-        mean = self.point * (1 + self.cv * np.where(np.isfinite(hazard), hazard, np.maximum(a, 0)))
-        return np.where(self.cv > 0, np.maximum(mean, elapsed), np.maximum(self.point, elapsed))
+        mean = self.point.astype(float)
+        mean[varies] *= 1 + self.cv[varies] * hazard
+        return np.maximum(mean, elapsed)
 
     def _beyond_pool(self, elapsed: np.ndarray) -> np.ndarray:
         levels = (np.arange(1000) + 0.5) / 1000

@@ -18,8 +18,9 @@ from prism.pools import DurationPool
 LEDGER = ("useful", "stall", "restart", "lost", "tail")
 #: a step by events is at least this long, s: times that differ by rounding are one
 INSTANT = 1e-6
-#: steps by events, as a multiple of jobs, beyond which a policy is taken not to settle
-MOST_EVENTS = 400
+#: steps by events, as a multiple of jobs, and drained runs, as a multiple of the horizon, beyond which a policy is
+#: taken not to settle
+MOST_EVENTS, LONGEST_DRAIN = 400, 50
 
 
 def offered_load(jobs: xr.Dataset, cluster: Cluster) -> float:
@@ -110,7 +111,7 @@ def _check_fit(jobs: xr.Dataset, cluster: Cluster) -> None:
                 "the cluster has types of GPUs, and the jobs do not say theirs (column gpu_type)"
             )
         of = jobs["gpu_type"].values.astype(str)
-        unknown = sorted(set(of) - set(cluster.types))
+        unknown = sorted(set(of.tolist()) - set(cluster.types))
         if unknown:
             raise ValueError(
                 f"no GPU is of type {unknown[0]!r}; the cluster has {', '.join(cluster.types)}"
@@ -164,15 +165,17 @@ class _Run:
         most = MOST_EVENTS * (last + 10)
         while now < end - INSTANT or (drain and (self.seen < last or self.open.size)):
             self._admit(now, last)
+            if self.seen == last and self.open.size == 0:
+                break
             self._decide(now, policy, rule)
             dt = self.cluster.round_s
             if self.cluster.events:
                 dt = self._next_event(now, last, end, drain, rule)
                 most -= 1
-                if most < 0:
-                    raise ValueError(
-                        "the policy does not settle: it changes its mind at every event"
-                    )
+            if most < 0 or now > LONGEST_DRAIN * end:
+                raise ValueError(
+                    "the run does not end: the policy changes its mind too often for jobs to get on, or gives GPUs to nobody"
+                )
             self._advance(now, dt)
             now += dt
 
