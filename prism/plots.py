@@ -274,17 +274,31 @@ def increases(ds: xr.Dataset, ax):
     return label_source(ax, ds)
 
 
-def jct_ratios(ds: xr.Dataset, ax):
-    """Completion time with p95 over point estimates, by share of completions; one line a policy,
-    bars span the seeds. `ds` has ``jct(policy, scenario, trial, quantile)``."""
-    ratio = ds["jct"].sel(scenario="p95") / ds["jct"].sel(scenario="point")
+def jct_ratios(ds: xr.Dataset, overrun: str, ax):
+    """Ratio of completion times under one overrun rule, by share of completions; one line a policy (`prism.cluster.ratios`)."""
     x = 100 * ds["quantile"].values
     for i, policy in enumerate(ds["policy"].values):
-        r = ratio.sel(policy=policy)
-        mean = r.mean("trial").values
-        span = np.abs(np.stack([r.min("trial").values, r.max("trial").values]) - mean)
-        ax.errorbar(x + i, mean, yerr=span, fmt="o-", markersize=3, capsize=2, label=str(policy))
+        row = ds.sel(policy=policy, overrun=overrun)
+        y, (low, high) = row["ratio"].values, row["ratio_interval"].values.T
+        error = np.nan_to_num(np.maximum([y - low, high - y], 0))
+        ax.errorbar(x + i, y, yerr=error, fmt="o-", markersize=3, capsize=2, label=str(policy))
     ax.axhline(1, color="0.5", linewidth=0.6)
     ax.set(xlabel="first completions (%)", ylabel="mean JCT, p95 / point")
     ax.legend()
-    return label_source(ax, ds, f"{ds.sizes['trial']} seeds")
+    return label_source(ax, ds, overrun)
+
+
+def ratios_by_rule(ds: xr.Dataset, ax):
+    """Ratio over all completions by overrun rule; one colour a policy."""
+    rules = ds["overrun"].values.astype(str)
+    places = np.arange(rules.size)
+    for i, policy in enumerate(ds["policy"].values):
+        row = ds.sel(policy=policy, quantile=1.0)
+        y, (low, high) = row["ratio"].values, row["ratio_interval"].values.T
+        error = np.nan_to_num(np.maximum([y - low, high - y], 0))
+        at = places + 0.12 * (i - (ds.sizes["policy"] - 1) / 2)
+        ax.errorbar(at, y, yerr=error, fmt="o", markersize=3, capsize=2, label=str(policy))
+    ax.axhline(1, color="0.5", linewidth=0.6)
+    ax.set_xticks(places, rules, rotation=30, ha="right")
+    ax.set(ylabel="mean JCT, p95 / point, all")
+    return label_source(ax, ds)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +23,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from prism import schema, traces, workload
 from prism.cluster import jobs as _jobs
-from prism.cluster.simulator import LARGEST_CV
+from prism.cluster.runtimes import LARGEST_CV
 from prism.collectives import read_collectives
 from prism.context import Context, read_context
 from prism.fleet import read_fleet
@@ -111,9 +114,15 @@ class ScaleParams(Spec):
 
 
 class SchedulingParams(Spec):
-    """Job log and cluster, the cv of run times, the number of seeds, what checkpoints cost."""
+    """Job log and cluster, how it is made denser, the cv of run times, the number of seeds, what checkpoints cost, policies
+    and overrun rules."""
 
     path: str
+    start_day: NonNegativeFloat
+    compress: PositiveFloat
+    policies: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    overruns: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    growth: float = Field(gt=1)
     gpus: PositiveInt
     rounds: PositiveInt
     round_s: PositiveFloat
@@ -122,6 +131,7 @@ class SchedulingParams(Spec):
     checkpoint_interval_s: PositiveFloat
     checkpoint_write_s: NonNegativeFloat
     restart_s: NonNegativeFloat
+    failures_per_node_day: NonNegativeFloat
 
 
 class Params(Spec):
@@ -226,6 +236,14 @@ def open_traces(name: str) -> dict[str, xr.Dataset]:
         return {file.name: traces.read_trace(file)}
 
     return _named(name, read)
+
+
+@contextmanager
+def workers() -> Iterator[ProcessPoolExecutor]:
+    """A process for each core, for long sweeps of a notebook."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        yield pool
 
 
 def save(

@@ -42,6 +42,7 @@ def clone(root, tmp_path_factory) -> Path:
     smaller = {
         "bootstrap: 199": "bootstrap: 99",
         "rounds: 1500": "rounds: 300",
+        "overruns: [killable, clamp, reestimate, demote, requeue, restart]": "overruns: [killable, demote]",
         "path: inputs/training #": "path: inputs/training/steady #",
         "dp: [32, 128, 512, 2048]": "dp: [2, 8]",
         "  draws: 2000": "  draws: 200",

@@ -13,7 +13,8 @@ from tqdm import tqdm
 from prism import schema
 from prism.cluster.machine import Checkpoint, Cluster, Speed
 from prism.cluster.overrun import Overrun
-from prism.cluster.simulator import run_cluster
+from prism.cluster.policies import POLICIES
+from prism.cluster.simulator import named, run_cluster
 from prism.pools import DurationPool
 
 #: shares of the completions over which means are taken
@@ -76,14 +77,7 @@ def compare_estimates(
         raise ValueError("needs policies, overrun rules, estimates and seeds, at least one each")
     common = {"cv": cv, "checkpoint": checkpoint, "speed": speed, "drain": drain}
     cells = list(product(*(range(n) for n in shape)))
-    asked = [
-        (jobs, cluster, axes[0][p], axes[1][o], axes[2][e], axes[3][t], common)
-        for p, o, e, t in cells
-    ]
-    found = {}
-    running = None if executor is None else [executor.submit(_cell, *a) for a in asked]
-    for i, cell in enumerate(tqdm(cells, desc="runs", disable=not progress, leave=False)):
-        found[cell] = _cell(*asked[i]) if running is None else running[i].result()
+    found = _computed(jobs, cluster, axes, cells, common, executor, progress)
     jct = np.full((*shape, len(COMPLETIONS)), np.nan)
     for p, o, t in product(*(range(shape[k]) for k in (0, 1, 3))):
         runs = [found[p, o, e, t][0] for e in range(shape[2])]
@@ -103,6 +97,27 @@ def compare_estimates(
         source="synthetic" if jobs.attrs["source"] == "synthetic" else "simulated",
         provenance={**schema.provenance(jobs), "cv": cv if isinstance(cv, float | int) else "pool", "drained": drain},
     )  # fmt: skip
+
+
+def _computed(jobs, cluster, axes, cells, common: dict, executor, progress: bool) -> dict:
+    """Runs of all cells. A policy that does not plan runs once for all rules and estimators."""
+
+    def same(cell: tuple[int, ...]) -> tuple[int, ...]:
+        policy = named(axes[0][cell[0]], POLICIES, "policy")
+        return cell if getattr(policy, "plans", True) else (cell[0], 0, 0, cell[3])
+
+    needed = list(dict.fromkeys(map(same, cells)))
+    asked = {
+        c: (jobs, cluster, *(axis[i] for axis, i in zip(axes, c, strict=True)), common)
+        for c in needed
+    }
+    running = None
+    if executor is not None:
+        running = {c: executor.submit(_cell, *a) for c, a in asked.items()}
+    done = {}
+    for c in tqdm(needed, desc="runs", disable=not progress, leave=False):
+        done[c] = _cell(*asked[c]) if running is None else running[c].result()
+    return {c: done[same(c)] for c in cells}
 
 
 def _cell(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 ROUNDING = 1e-9
+#: seconds between checkpoints that are never written: finite, so that arithmetic stays so
+NEVER = 1e300
 DAY = 86_400.0
 #: node failures of one job that are drawn; beyond these they repeat
 FAILURES = 64
@@ -118,22 +120,20 @@ class Checkpoint:
     def interval(self, nodes: np.ndarray) -> np.ndarray:
         """Work between checkpoints of jobs on so many nodes, s."""
         if self.interval_s != "young-daly":
-            return np.full(np.shape(nodes), float(self.interval_s))
+            return np.full(np.shape(nodes), min(float(self.interval_s), NEVER))
         mean = DAY / (np.maximum(nodes, 1) * self.failures_per_node_day)
         return np.sqrt(2 * self.write_s * mean)
 
     def worked(self, at: np.ndarray, interval: np.ndarray) -> np.ndarray:
         """Work done by cycle time `at`: a cycle is `interval` of work and `write_s` of stall."""
         whole = self._cycles(at, interval)
-        with np.errstate(invalid="ignore"):
-            done = whole * interval + np.clip(at - whole * (interval + self.write_s), 0.0, interval)
-        return np.where(np.isinf(interval), at, done)
+        within = at - whole * (interval + self.write_s)
+        return whole * interval + np.minimum(np.maximum(within, 0.0), interval)
 
     def unsaved(self, at: np.ndarray, interval: np.ndarray) -> np.ndarray:
         """Work since the last checkpoint that was written, s."""
-        with np.errstate(invalid="ignore"):
-            since = self.worked(at, interval) - self._cycles(at, interval) * interval
-        return np.where(np.isinf(interval), at, np.maximum(since, 0.0))
+        within = at - self._cycles(at, interval) * (interval + self.write_s)
+        return np.minimum(np.maximum(within, 0.0), interval)
 
     def time_for(self, work: np.ndarray, interval: np.ndarray) -> np.ndarray:
         """Earliest cycle time by which `work` is done (inverse of `worked`)."""

@@ -86,8 +86,8 @@ def run_cluster(
         Unknown names, a job larger than the cluster or of a type that it lacks, a policy that gives out more than there is,
         or a run by events that does not end.
     """
-    policy = _named(policy, POLICIES, "policy")
-    estimate = _named(estimate, ESTIMATES, "estimate")
+    policy = named(policy, POLICIES, "policy")
+    estimate = named(estimate, ESTIMATES, "estimate")
     overrun = Overrun(overrun) if isinstance(overrun, str) else overrun
     _check_fit(jobs, cluster)
     times = run_times(jobs, cv)
@@ -212,7 +212,8 @@ class _Run:
         old = queue.given
         stopped = j[changed & (old > 0)]
         killed = np.isin(stopped, over) & (self.given_none(j, new, stopped)) if rule is not None and rule.rule == "killable" else np.zeros(stopped.size, bool)  # fmt: skip
-        self._stop(stopped[~killed])
+        if not killed.all():
+            self._stop(stopped[~killed])
         if killed.any():
             self._kill(stopped[killed], rule)
         self.counts["preemptions"][j[changed & (old > 0) & (new == 0)]] += 1
@@ -303,8 +304,9 @@ class _Run:
             self.budget[j] -= nodes * dt
             done = self._work(j, np.where(fails, until, step), now)
             struck = fails & ~done
-            self._fail(j[struck])
-            done[struck] = self._work(j[struck], (step - until)[struck], now + until[struck])
+            if struck.any():
+                self._fail(j[struck])
+                done[struck] = self._work(j[struck], (step - until)[struck], now + until[struck])
         else:
             done = self._work(j, step, now)
         self.held[j] += dt
@@ -397,7 +399,8 @@ class _Run:
         )
 
 
-def _named(value, table: Mapping, what: str):
+def named(value, table: Mapping, what: str):
+    """The entry of a table, whatever the case of its name; what is no name is itself."""
     if not isinstance(value, str):
         return value
     by_lower = {k.lower(): v for k, v in table.items()}
