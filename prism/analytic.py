@@ -41,15 +41,22 @@ class Work:
         FLOP of products of attention scores, which have no weights.
     traffic : float
         Bytes of element-wise kernels.
+    score_backward : float
+        FLOP of the backward of scores over those of their forward: 2, or 2.5 where scores are not kept but computed anew
+        (Dao et al. 2022).
     """
 
     products: tuple[float, ...] = ()
     scores: tuple[float, ...] = ()
     traffic: float = 0.0
+    score_backward: float = 2.0
 
     def __add__(self, other: Work) -> Work:
         return Work(
-            self.products + other.products, self.scores + other.scores, self.traffic + other.traffic
+            self.products + other.products,
+            self.scores + other.scores,
+            self.traffic + other.traffic,
+            max(self.score_backward, other.score_backward),
         )
 
     @property
@@ -66,9 +73,10 @@ class Work:
 
     @property
     def backward_input(self) -> Work:
-        """Gradients to the input: a product for each product, two and a half for each of scores that are
-        computed anew (Dao et al. 2022) or two, element-wise kernels twice over."""
-        return Work(self.products, tuple(2.5 * f for f in self.scores), 2 * self.traffic)
+        """Gradients to the input: a product for each product, `score_backward` for each of scores, element-wise kernels
+        twice over."""
+        scores = tuple(self.score_backward * f for f in self.scores)
+        return Work(self.products, scores, 2 * self.traffic)
 
     @property
     def backward_weights(self) -> Work:
@@ -84,14 +92,21 @@ def attention_scores(w: Workload, p: Parallelism) -> Work:
     flops = 4 * pairs * heads * w.width * (0.5 if w.flash_attention else 1.0)
     traffic = 0.0 if w.flash_attention else SCORE_TRAFFIC * pairs * heads
     scores = (flops,) if w.flash_attention else (flops / 2, flops / 2)
-    return Work((), scores, traffic)
+    return Work((), scores, traffic, 2.5 if w.flash_attention else 2.0)
+
+
+def keys_on_rank(w: Workload, p: Parallelism) -> float:
+    """Heads of keys, and of values, that a tensor-parallel rank computes: at least one, so that more ranks than heads hold
+    copies."""
+    return max(w.keys / p.tp, 1.0)
 
 
 def attention(w: Workload, p: Parallelism) -> Work:
     """One layer's attention on one rank, forwards."""
     tokens = p.microbatch_size * w.sequence / p.cp
-    project = 2 * tokens * w.hidden * w.width / p.tp
-    products = (project * (w.heads + 2 * w.keys), project * w.heads)
+    project = 2 * tokens * w.hidden * w.width
+    queries = w.heads / p.tp
+    products = (project * (queries + 2 * keys_on_rank(w, p)), project * queries)
     return Work(products) + attention_scores(w, p) + _norm_and_residual(w, p)
 
 
@@ -142,10 +157,20 @@ def interaction(w: Recommender) -> Work:
     return Work((), (2.0 * w.batch * n * n * w.dimension,), HALF * w.batch * n * w.dimension * 2)
 
 
-def optimizer_seconds(t: Topology, p: Parallelism, weights: float) -> float:
-    """Adam over those of a rank's weights that it keeps the state of."""
-    share = (p.shard or p.lanes) if p.zero else 1
-    return ADAM_TRAFFIC * weights / share / (t.efficiency.memory * t.gpu.memory_bandwidth)
+def optimizer_seconds(t: Topology, p: Parallelism, weights: float, experts: float = 0.0) -> float:
+    """Adam over those of a rank's weights, and of experts that are spread, that it keeps the state of."""
+    own = (weights / dense_share(p) + experts / expert_share(p)) if p.zero else weights + experts
+    return ADAM_TRAFFIC * own / (t.efficiency.memory * t.gpu.memory_bandwidth)
+
+
+def dense_share(p: Parallelism) -> int:
+    """Ranks among which what is sharded of dense weights is shared out."""
+    return p.shard or p.lanes
+
+
+def expert_share(p: Parallelism) -> int:
+    """The same of experts that are spread over `ep` lanes: the others hold other experts."""
+    return p.lanes // p.ep
 
 
 # communication
@@ -154,13 +179,15 @@ def optimizer_seconds(t: Topology, p: Parallelism, weights: float) -> float:
 @dataclass(frozen=True)
 class Route:
     """What a process group goes through: ranks, latency of a step (s), bandwidth a GPU has (byte/s), whether it
-    leaves the node, and how much it varies."""
+    leaves the node, how much it varies, and how many of a rank's peers are beyond that bandwidth (all, if none is
+    nearer)."""
 
     size: int
     latency: float
     bandwidth: float
     inter_node: bool
     cv: float
+    far: int = 0
 
 
 def route(topology: Topology, ranks: Sequence[int], *, ring: bool = True) -> Route:
@@ -178,7 +205,7 @@ def route(topology: Topology, ranks: Sequence[int], *, ring: bool = True) -> Rou
     reached = t.efficiency.network
     if nodes == 1:
         return Route(
-            n, t.intra_node.latency, reached * t.intra_node.bandwidth, False, t.intra_node.cv
+            n, t.intra_node.latency, reached * t.intra_node.bandwidth, False, t.intra_node.cv, n - 1
         )
     share = t.inter_node.bandwidth * min(
         1.0, (t.nics_per_node or t.gpus_per_node) / t.gpus_per_node
@@ -191,7 +218,9 @@ def route(topology: Topology, ranks: Sequence[int], *, ring: bool = True) -> Rou
     latency = (nodes * t.inter_node.latency + (n - nodes) * t.intra_node.latency) / n
     if not ring:
         latency = t.inter_node.latency
-    return Route(n, latency, reached * min(width, t.intra_node.bandwidth), True, t.inter_node.cv)
+    far = n - min(per_node.values())
+    width = reached * min(width, t.intra_node.bandwidth)
+    return Route(n, latency, width, True, t.inter_node.cv, far)
 
 
 def all_reduce(r: Route, size: float) -> float:
@@ -210,8 +239,9 @@ def all_gather(r: Route, size: float) -> float:
 
 
 def all_to_all(r: Route, size: float) -> float:
-    """Seconds for everyone to send `size` bytes, an equal part to each."""
-    return (r.size - 1) * (r.latency + size / (r.size * r.bandwidth))
+    """Seconds for everyone to send `size` bytes, an equal part to each; parts for peers of the same node go beside those that
+    leave it."""
+    return (r.size - 1) * r.latency + r.far * size / (r.size * r.bandwidth)
 
 
 def send(r: Route, size: float) -> float:
@@ -236,38 +266,51 @@ def memory_bytes(ctx: Context) -> list[float]:
     if isinstance(w, Recommender):
         rows = 4.0 * 2 * w.rows * w.dimension * w.tables / p.lanes  # a row and its accumulator
         return [rows + 16.0 * w.dense_parameters + 4.0 * w.batch * (w.tables + 1) * w.dimension * 4]
-    per_weight = _bytes_per_weight(p)
     out = []
     peaks = p.plan.peak_activations()
     for rank in range(p.pp):
         stages = [s for flow in p.plan.placement for s, r in enumerate(flow) if r == rank]
-        weights = sum(stage_parameters(ctx, s) for s in stages)
+        experts = sum(expert_parameters(ctx, s) for s in stages)
+        weights = sum(stage_parameters(ctx, s) for s in stages) - experts
         layers = [ctx.layers_of_stage[s] for s in stages]
         kept = peaks[rank] * max(layers) * activation_bytes(w, p)
-        out.append(weights * per_weight + kept)
+        dense = weights * _bytes_per_weight(p, dense_share(p))
+        out.append(dense + experts * _bytes_per_weight(p, expert_share(p)) + kept)
     return out
 
 
-def _bytes_per_weight(p: Parallelism) -> float:
-    share = p.shard or p.lanes
+def _bytes_per_weight(p: Parallelism, share: int) -> float:
+    """16-bit weights, 32-bit gradients, and Adam's state. Gradients of several microbatches are added up before they are
+    reduced, so until then every rank holds all of them."""
     weights, gradients, state = 2.0, 4.0, 12.0
     state /= share if p.zero >= 1 else 1
-    gradients /= share if p.zero >= 2 else 1
+    gradients /= share if p.zero >= 2 and p.microbatches == 1 else 1
     weights /= share if p.zero >= 3 else 1
     return weights + gradients + state
 
 
 def stage_parameters(ctx: Context, stage: int) -> float:
-    """Weights of a virtual stage on one rank."""
+    """Weights of a virtual stage on one rank, experts included."""
     w, p = ctx.workload, ctx.parallelism
     experts = w.experts / p.ep if w.experts > 1 else 1
     layer = w.attention_parameters + experts * w.feed_forward_parameters
-    total = ctx.layers_of_stage[stage] * layer
-    if stage == 0:
-        total += w.embedding_parameters
-    if stage == p.plan.stages - 1 and (stage > 0 or not w.tied_embeddings):
-        total += w.embedding_parameters
+    total = ctx.layers_of_stage[stage] * layer + ends(ctx, [stage]) * w.embedding_parameters
     return total / p.tp
+
+
+def expert_parameters(ctx: Context, stage: int) -> float:
+    """Those of them that are experts which other lanes do not hold."""
+    w, p = ctx.workload, ctx.parallelism
+    if p.ep == 1:
+        return 0.0
+    return ctx.layers_of_stage[stage] * w.experts / p.ep * w.feed_forward_parameters / p.tp
+
+
+def ends(ctx: Context, stages: Sequence[int]) -> int:
+    """Embedding and output projection that virtual stages hold between them: 0, 1 or 2, one where they are tied."""
+    last = ctx.parallelism.plan.stages - 1
+    held = (0 in stages) + (last in stages)
+    return 1 if last == 0 and held and ctx.workload.tied_embeddings else held
 
 
 def activation_bytes(w: Workload, p: Parallelism) -> float:
@@ -277,7 +320,7 @@ def activation_bytes(w: Workload, p: Parallelism) -> float:
         return elements * HALF / (p.tp if p.sequence_parallel else 1)
     queries, keys, wide = (
         w.heads * w.width / w.hidden,
-        w.keys * w.width / w.hidden,
+        keys_on_rank(w, p) * p.tp * w.width / w.hidden,
         w.ffn / w.hidden,
     )
     feed = HALF * wide * (3 if w.gated else 2) * w.experts_per_token

@@ -60,16 +60,23 @@ def fit_efficiency(
     ValueError
         Unknown constants, no contexts, times that are not positive.
     """
+    measured = _checked_runs(contexts, seconds, constants)
+    begin = start or contexts[0].topology.efficiency
+    return _fit(
+        [deterministic_step(ctx) for ctx in contexts], measured, list(constants), begin, error
+    )
+
+
+def _checked_runs(
+    contexts: Sequence[Context], seconds: Sequence[float], constants: Sequence[str]
+) -> np.ndarray:
     unknown = sorted(set(constants) - set(BOUNDS))
     if unknown or not constants:
         raise ValueError(f"constants {unknown or 'none'}: known are {', '.join(BOUNDS)}")
     measured = np.asarray(seconds, float)
     if not contexts or measured.shape != (len(contexts),) or not (measured > 0).all():
         raise ValueError("needs as many positive step times as contexts, and at least one")
-    begin = start or contexts[0].topology.efficiency
-    return _fit(
-        [deterministic_step(ctx) for ctx in contexts], measured, list(constants), begin, error
-    )
+    return measured
 
 
 def _fit(
@@ -111,8 +118,12 @@ def leave_one_out(
     ndarray (context,)
         predicted / measured - 1.
     """
-    steps, measured = [deterministic_step(ctx) for ctx in contexts], np.asarray(seconds, float)
-    begin = start or contexts[0].topology.efficiency
+    measured = _checked_runs(contexts, seconds, constants)
+    if len(contexts) < 2:
+        raise ValueError("leaving one out needs at least two runs")
+    steps = [deterministic_step(ctx) for ctx in contexts]
+    # not a preset's: those were fitted to runs that may be among these
+    begin = start or Efficiency()
     out = []
     for i, step in enumerate(steps):
         rest = np.arange(len(steps)) != i
@@ -173,7 +184,7 @@ def _checked(table: pd.DataFrame, columns: Sequence[str], name: str) -> pd.DataF
 
 
 def _matmul(topology: Topology, table: pd.DataFrame) -> dict[str, float]:
-    flops = (2 * table["m"] * table["n"] * table["k"]).to_numpy(float)
+    flops = 2 * table[["m", "n", "k"]].to_numpy(float).prod(axis=1)
     took = table["duration_s"].to_numpy(float)
     design = np.stack([np.ones_like(flops), flops], axis=1) / took[:, None]
     (overhead, slope), *_ = np.linalg.lstsq(design, np.ones_like(took), rcond=None)

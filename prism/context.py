@@ -272,6 +272,12 @@ class Context(Spec):
                 raise ValueError(
                     f"{name} {whole} does not divide by tp {p.tp}; {', '.join(map(str, fit))} do"
                 )
+        if w.keys % p.tp and p.tp % w.keys:
+            raise ValueError(f"{w.keys} heads of keys and tp {p.tp}: one has to divide the other")
+        if t.gpus_per_node % p.tp and p.fold_tp and p.tp > 1:
+            raise ValueError(
+                f"tp {p.tp} does not fill nodes of {t.gpus_per_node} GPUs, so that its groups differ: set fold_tp to false"
+            )
         if w.sequence % p.cp:
             raise ValueError(f"a sequence of {w.sequence} does not divide by cp {p.cp}")
         if p.ep > 1 and w.experts % p.ep:

@@ -70,7 +70,7 @@ class Topology(Spec):
     ----------
     nodes, gpus_per_node : int
     intra_node, inter_node : Link
-        Per GPU, in one direction; between nodes the share of the network that a GPU has.
+        In one direction: within a node of a GPU, between nodes of one network interface.
     nics_per_node : int, optional
         Where there are fewer network interfaces than GPUs, one for each by default.
     nodes_per_pod : int, optional
@@ -101,6 +101,12 @@ class Topology(Spec):
     @classmethod
     def _from_preset(cls, given: Any) -> Any:
         return with_preset("topologies", given)
+
+    @model_validator(mode="after")
+    def _pods(self) -> Topology:
+        if self.oversubscription > 1 and self.nodes_per_pod is None:
+            raise ValueError("oversubscription is between pods: give nodes_per_pod")
+        return self
 
     @property
     def gpus(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
@@ -135,9 +136,20 @@ def follow(
         cuts = np.quantile(course, (np.arange(levels) + 0.5) / levels, method="nearest")
         states = np.unique(cuts)
         which = np.abs(course[:, None] - states).argmin(axis=1)
-    cells = {f"{name} {s.item():g}": scenario(s.item()) for s in states}
+    cells = {f"{name} {s.item():g}": _State(scenario(s.item())) for s in states}
     runs = sweep(model, cells, course.size, seed=seed, executor=executor, progress=progress)
     return switching(runs, which, name=name)
+
+
+@dataclass(frozen=True)
+class _State:
+    """One state of a course, which may be the model as it is."""
+
+    scenario: Scenario | None
+    may_be_idle = True
+
+    def __call__(self, model: StepModel) -> StepModel:
+        return model if self.scenario is None else self.scenario(model)
 
 
 def _check_counts(**counts: int) -> None:

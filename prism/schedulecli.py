@@ -99,6 +99,8 @@ def _schedule(arguments: argparse.Namespace) -> None:
     for flag, name, end in (("out", arguments.out, ".nc"), ("latex", arguments.latex, ".tex")):
         if name and not name.endswith(end):
             raise ValueError(f"--{flag} {name}: give a name that ends in {end}")
+        if name and not Path(name).resolve().parent.is_dir():
+            raise ValueError(f"--{flag} {name}: there is no such folder")
     jobs = cluster.selected(
         cluster.read_jobs(arguments.jobs),
         start=86_400 * arguments.start_day,
@@ -144,7 +146,16 @@ def _schedule(arguments: argparse.Namespace) -> None:
         "seeds": arguments.seeds,
         "rows": rows,
     }
-    print(json.dumps(said, indent=2) if arguments.json else _text(said))
+    print(json.dumps(_finite(said), indent=2) if arguments.json else _text(said))
+
+
+def _finite(value):
+    """JSON knows no NaN."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _number(text: str) -> float:

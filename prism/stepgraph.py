@@ -12,7 +12,7 @@ from prism.context import Context, Recommender, StageTimes, Workload
 from prism.dagbuilder import DagBuilder
 from prism.schedules import Op
 from prism.signature import Signature
-from prism.stepparts import OPTIMIZER, Part
+from prism.stepparts import OPTIMIZER, Here, Part
 
 
 class StepGraph:
@@ -31,9 +31,7 @@ class StepGraph:
         self.plan = p.plan
         self.slices = 1 if p.fold_tp else p.tp
         self.width = p.tp if p.fold_tp else 1
-        leaders = {
-            name: _leaders(groups, p.lanes) for name, groups in stepparts.groups(ctx).items()
-        }
+        leaders = {name: _leaders(groups, p.lanes) for name, groups in stepparts.groups(p).items()}
         self.builder = DagBuilder(replicas=p.lanes, groups=leaders)
         self.parts: dict[Signature, Part] = {}
         self._cache: dict[tuple, list[Part]] = {}
@@ -72,9 +70,10 @@ class StepGraph:
 
     def _parts(self, op: Op, *, alone: bool) -> list[Part]:
         merged = self.merged and alone and op not in self.last_backward
-        key = (op.kind, op.stage, merged)
+        rank = self.plan.placement[op.flow][op.stage]
+        key = (op.kind, op.stage, rank, merged)
         if key not in self._cache:
-            parts = stepparts.parts(self.ctx, op.kind, op.stage)
+            parts = stepparts.parts(Here(self.ctx, rank), op.kind, op.stage)
             self._cache[key] = [stepparts.merged(op.kind, op.stage, parts)] if merged else parts
         return self._cache[key]
 
@@ -164,7 +163,7 @@ class StepGraph:
         """Reduce a layer's gradients when its last ones are there, if that may run beside the backward."""
         attention = part.signature.op.startswith("attention") and "forward" not in part.signature.op
         if self.ctx.parallelism.overlap_gradients and attention:
-            self._reduce(rank, stepparts.layer_gradients(self.ctx, part.layer), at)
+            self._reduce(rank, stepparts.layer_gradients(Here(self.ctx, rank), part.layer), at)
 
     def _reduce(self, rank: int, parts: list[Part], after: Sequence[list[int]]) -> None:
         for part in parts:
@@ -175,6 +174,7 @@ class StepGraph:
     def _finish(self, rank: int) -> None:
         """What is left of the gradients, the optimizer, and weights that are gathered after it."""
         ctx, p = self.ctx, self.ctx.parallelism
+        here, experts = Here(ctx, rank), 0.0
         end = self.front[rank]
         if isinstance(ctx.workload, StageTimes):
             if p.dp > 1:
@@ -186,21 +186,21 @@ class StepGraph:
             if not p.overlap_gradients and isinstance(ctx.workload, Workload):
                 for stage in held:
                     for layer in range(ctx.layers_of_stage[stage]):
-                        self._reduce(rank, stepparts.layer_gradients(ctx, layer), end)
-            self._reduce(rank, stepparts.end_gradients(ctx, held), end)
-            weights = (
-                float(ctx.workload.dense_parameters)
-                if isinstance(ctx.workload, Recommender)
-                else sum(analytic.stage_parameters(ctx, s) for s in held)
-            )
+                        self._reduce(rank, stepparts.layer_gradients(here, layer), end)
+            self._reduce(rank, stepparts.end_gradients(here, held), end)
+            if isinstance(ctx.workload, Recommender):
+                weights = float(ctx.workload.dense_parameters)
+            else:
+                experts = sum(analytic.expert_parameters(ctx, s) for s in held)
+                weights = sum(analytic.stage_parameters(ctx, s) for s in held) - experts
             optimizer = Part(
-                Signature(OPTIMIZER, f"{weights:.6g} weights"),
-                lambda t: analytic.optimizer_seconds(t, p, weights),
+                Signature(OPTIMIZER, f"{weights + experts:.6g} weights"),
+                lambda t: analytic.optimizer_seconds(t, p, weights, experts),
             )
         at = self._add(
             rank, optimizer, [a + r for a, r in zip(end, self.reduced[rank], strict=True)]
         )
-        for part in stepparts.updated_weights(ctx, weights) if weights else []:
+        for part in stepparts.updated_weights(here, weights, experts) if weights else []:
             at = self._add(rank, part, at)
 
     def _times_reduce(self, rank: int) -> Part:

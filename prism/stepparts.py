@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from prism import analytic
 from prism.analytic import Work
-from prism.context import Context, Recommender, StageTimes, Topology
+from prism.context import Context, Parallelism, Recommender, StageTimes, Topology, Workload
 from prism.signature import Signature
 
 FORWARD, BACKWARD, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
@@ -52,9 +53,8 @@ class Part:
         return self.signature.role == "compute"
 
 
-def groups(ctx: Context) -> dict[str, list[list[int]]]:
+def groups(p: Parallelism) -> dict[str, list[list[int]]]:
     """Groups of lanes that meet in collectives, by name; lanes count context parallel fastest."""
-    p = ctx.parallelism
     lanes = list(range(p.lanes))
 
     def runs(size: int) -> list[list[int]]:
@@ -74,33 +74,91 @@ def groups(ctx: Context) -> dict[str, list[list[int]]]:
     }
 
 
-def ranks_of(ctx: Context, joins: str, stage: int = 0) -> list[int]:
-    """Ranks of the first group of its name on a pipeline stage."""
-    return [ctx.rank(stage, lane) for lane in groups(ctx)[joins][0]]
+@dataclass(frozen=True)
+class Here:
+    """A context as a pipeline rank sees it.
+
+    Attributes
+    ----------
+    ctx : Context
+    at : int
+        Pipeline rank.
+    """
+
+    ctx: Context
+    at: int
+
+    @property
+    def workload(self) -> Workload | StageTimes | Recommender:
+        """Of the context."""
+        return self.ctx.workload
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """Of the context."""
+        return self.ctx.parallelism
+
+    @property
+    def topology(self) -> Topology:
+        """Of the context."""
+        return self.ctx.topology
+
+    @property
+    def layers_of_stage(self) -> tuple[int, ...]:
+        """Of the context."""
+        return self.ctx.layers_of_stage
 
 
-def collective(ctx: Context, op: str, joins: str, size: float, layer: int = -1) -> Part:
+@cache
+def slowest(topology: Topology, p: Parallelism, joins: str, at: int, ring: bool) -> tuple[int, ...]:
+    """Ranks of the slowest group of its name on a pipeline rank: a step waits for it."""
+    found = ([(at * p.lanes + lane) * p.tp for lane in lanes] for lanes in groups(p)[joins])
+    return tuple(max(found, key=lambda ranks: _slowness(topology, ranks, ring)))
+
+
+@cache
+def slowest_slices(topology: Topology, p: Parallelism, at: int) -> tuple[int, ...]:
+    """Tensor-parallel ranks of the lane that has them furthest apart."""
+    lanes = range(p.lanes) if topology.gpus_per_node % p.tp else range(1)
+    found = ([(at * p.lanes + lane) * p.tp + t for t in range(p.tp)] for lane in lanes)
+    return tuple(max(found, key=lambda ranks: _slowness(topology, ranks, True)))
+
+
+def _slowness(topology: Topology, ranks: Sequence[int], ring: bool) -> tuple[float, float]:
+    r = analytic.route(topology, ranks, ring=ring)
+    return 1 / r.bandwidth, r.latency
+
+
+def collective(ctx: Here, op: str, joins: str, size: float, layer: int = -1) -> Part:
     """A collective over lanes: `op` is ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``."""
-    ranks, ring = ranks_of(ctx, joins), op != "all-to-all"
+    ring = op != "all-to-all"
+    ranks = slowest(ctx.topology, ctx.parallelism, joins, ctx.at, ring)
     r = analytic.route(ctx.topology, ranks, ring=ring)
     role = {"cp": "cp", "ep": "ep"}.get(joins, "dp")
-    name = f"{joins}-{op}" if role != "dp" else op
+    name = f"{joins}-{op}" if role != "dp" or joins in ("experts", "replicate") else op
+    alike = {
+        _slowness(ctx.topology, slowest(ctx.topology, ctx.parallelism, joins, at, ring), ring)
+        for at in range(ctx.parallelism.pp)
+    }
 
     def price(t: Topology) -> float:
         return _seconds(op, analytic.route(t, ranks, ring=ring), size)
 
-    signature = _comm(name, role, size, r)
+    signature = _comm(name, role, size, r, len(alike) > 1)
     return Part(signature, price, r.cv, joins, layer, size=size, ranks=len(ranks))
 
 
-def tensor_parallel(ctx: Context, size: float, layer: int) -> list[Part]:
+def tensor_parallel(ctx: Here, size: float, layer: int) -> list[Part]:
     """What tensor-parallel ranks exchange after a block: an all-reduce, or with sequence parallelism a
     reduce-scatter and an all-gather, which are one op here."""
     p = ctx.parallelism
     if p.tp == 1:
         return []
-    ranks = [ctx.rank(0, 0, t) for t in range(p.tp)]
+    ranks = slowest_slices(ctx.topology, p, ctx.at)
     r = analytic.route(ctx.topology, ranks)
+    alike = {
+        _slowness(ctx.topology, slowest_slices(ctx.topology, p, at), True) for at in range(p.pp)
+    }
 
     def price(t: Topology) -> float:
         own = analytic.route(t, ranks)
@@ -109,7 +167,7 @@ def tensor_parallel(ctx: Context, size: float, layer: int) -> list[Part]:
         return analytic.all_reduce(own, size)
 
     name = "tp-reduce-scatter-all-gather" if p.sequence_parallel else "tp-all-reduce"
-    signature = _comm(name, "tp", size, r)
+    signature = _comm(name, "tp", size, r, len(alike) > 1)
     return [Part(signature, price, r.cv, layer=layer, size=size, ranks=p.tp)]
 
 
@@ -119,11 +177,10 @@ def transfer(ctx: Context, source: int, target: int) -> Part:
     p, w = ctx.parallelism, ctx.workload
     slices = 1 if isinstance(w, StageTimes) else p.tp
     size = analytic.handed_on_bytes(ctx)
-    # between the worst pair of lanes
     pairs = [[ctx.rank(source, lane), ctx.rank(target, lane)] for lane in range(p.lanes)]
-    worst = max(pairs, key=lambda pair: analytic.route(ctx.topology, pair, ring=False).inter_node)
+    worst = max(pairs, key=lambda pair: _slowness(ctx.topology, pair, False))
     r = analytic.route(ctx.topology, worst, ring=False)
-    slice_ranks = [ctx.rank(0, 0, t) for t in range(slices)]
+    slice_ranks = slowest_slices(ctx.topology, p, target)[:slices]
 
     def price(t: Topology) -> float:
         seconds = analytic.send(analytic.route(t, worst, ring=False), size / slices)
@@ -137,9 +194,11 @@ def transfer(ctx: Context, source: int, target: int) -> Part:
     return Part(signature, price, r.cv, size=size / slices, ranks=2)
 
 
-def _comm(name: str, role: str, size: float, r: analytic.Route) -> Signature:
+def _comm(name: str, role: str, size: float, r: analytic.Route, differs: bool) -> Signature:
+    """Signature of a collective; where pipeline ranks have different ways for it, with the rate of its own."""
     scope = "inter_node" if r.inter_node else "intra_node"
-    return Signature(name, f"{size:.6g} B", "", role, scope)
+    way = f"at {r.bandwidth:.4g} B/s" if differs else ""
+    return Signature(name, f"{size:.6g} B", way, role, scope)
 
 
 def _seconds(op: str, r: analytic.Route, size: float) -> float:
@@ -148,11 +207,12 @@ def _seconds(op: str, r: analytic.Route, size: float) -> float:
     return (analytic.all_to_all if op == "all-to-all" else analytic.all_gather)(r, size)
 
 
-def parts(ctx: Context, kind: str, stage: int) -> list[Part]:
+def parts(ctx: Here, kind: str, stage: int) -> list[Part]:
     """What a rank does for one op of the schedule, in order.
 
     Parameters
     ----------
+    ctx : Here
     kind : {"F", "B", "W", "BW"}
     stage : int
         Virtual stage.
@@ -196,7 +256,7 @@ def fixed(signature: Signature, seconds: float) -> Part:
     return Part(signature, lambda _: seconds)
 
 
-def _recommender(ctx: Context, kind: str) -> list[Part]:
+def _recommender(ctx: Here, kind: str) -> list[Part]:
     """Lookups of every sample of all ranks in the tables that a rank holds, exchanged for those of its own samples
     in all tables; dense layers before and after."""
     w, lanes = ctx.workload, ctx.parallelism.lanes
@@ -213,7 +273,7 @@ def _recommender(ctx: Context, kind: str) -> list[Part]:
             _compute(ctx, "bottom", kind, _by_kind(bottom, kind))]  # fmt: skip
 
 
-def _compute(ctx: Context, what: str, kind: str, work: Work, layer: int = -1) -> Part:
+def _compute(ctx: Here, what: str, kind: str, work: Work, layer: int = -1) -> Part:
     size = f"{work.flops:.6g} FLOP {work.traffic:.6g} B"
     signature = Signature(f"{what}-{NAMES[kind]}", size)
     return Part(signature, work.seconds, layer=layer, work=work)
@@ -230,7 +290,7 @@ def _by_kind(forward: Work, kind: str) -> Work:
     return work
 
 
-def _ends(ctx: Context, kind: str, what: str) -> list[Part]:
+def _ends(ctx: Here, kind: str, what: str) -> list[Part]:
     """Embedding or output projection with its loss, both split over the vocabulary: rows are added up after
     the embedding, largest score, sum and target's score after the projection, its gradient backwards."""
     w, p = ctx.workload, ctx.parallelism
@@ -243,7 +303,7 @@ def _ends(ctx: Context, kind: str, what: str) -> list[Part]:
     return own + tensor_parallel(ctx, size, -1)
 
 
-def _layer(ctx: Context, kind: str, layer: int) -> list[Part]:
+def _layer(ctx: Here, kind: str, layer: int) -> list[Part]:
     """One layer: attention and feed-forward, and the collectives around them."""
     p = ctx.parallelism
     if kind == "W":
@@ -259,7 +319,7 @@ def _layer(ctx: Context, kind: str, layer: int) -> list[Part]:
     return out + _feed_forward(ctx, kind, layer) + _attention(ctx, kind, layer)
 
 
-def _attention(ctx: Context, kind: str, layer: int) -> list[Part]:
+def _attention(ctx: Here, kind: str, layer: int) -> list[Part]:
     w, p = ctx.workload, ctx.parallelism
     work = _by_kind(analytic.attention(w, p), kind)
     if kind != "F" and p.recompute == "selective":
@@ -267,13 +327,14 @@ def _attention(ctx: Context, kind: str, layer: int) -> list[Part]:
     own = [_compute(ctx, "attention", kind, work, layer)]
     if p.cp > 1:
         # every rank needs all keys and values: gathered forwards; backwards gathered and their gradients added
-        size = 2 * p.microbatch_size * w.sequence * w.keys * w.width * analytic.HALF / p.tp
+        keys = analytic.keys_on_rank(w, p)
+        size = 2 * p.microbatch_size * w.sequence * keys * w.width * analytic.HALF
         moved = [collective(ctx, "all-gather", "cp", size, layer)]
         own = moved + own if kind == "F" else moved + own + [collective(ctx, "reduce-scatter", "cp", size, layer)]  # fmt: skip
     return own + tensor_parallel(ctx, analytic.handed_on_bytes(ctx), layer)
 
 
-def _feed_forward(ctx: Context, kind: str, layer: int) -> list[Part]:
+def _feed_forward(ctx: Here, kind: str, layer: int) -> list[Part]:
     w, p = ctx.workload, ctx.parallelism
     own = [_compute(ctx, "feed-forward", kind, _by_kind(analytic.feed_forward(w, p), kind), layer)]
     if p.ep > 1:
@@ -287,23 +348,38 @@ def _feed_forward(ctx: Context, kind: str, layer: int) -> list[Part]:
     return own + tensor_parallel(ctx, analytic.handed_on_bytes(ctx), layer)
 
 
-def _gathered_weights(ctx: Context, layer: int) -> list[Part]:
+def _gathered_weights(ctx: Here, layer: int) -> list[Part]:
     """Weights of a layer, gathered before they are used, where they are sharded."""
     p = ctx.parallelism
     if p.zero < 3 or p.lanes == 1:
         return []
-    return [collective(ctx, "all-gather", "shard" if p.shard else "all", _layer_weights(ctx) * analytic.HALF, layer)]  # fmt: skip
+    return _all_gathered(ctx, _layer_weights(ctx), _layer_experts(ctx), layer)
 
 
-def _layer_weights(ctx: Context) -> float:
+def _all_gathered(ctx: Here, weights: float, experts: float, layer: int = -1) -> list[Part]:
+    """16-bit weights gathered from those who share them out: experts from the lanes that hold the same ones."""
+    p, half = ctx.parallelism, analytic.HALF
+    out = [collective(ctx, "all-gather", "shard" if p.shard else "all", half * weights, layer)]
+    if experts and analytic.expert_share(p) > 1:
+        out.append(collective(ctx, "all-gather", "experts", half * experts, layer))
+    return out
+
+
+def _layer_weights(ctx: Here) -> float:
     """Weights of one layer on one rank, experts left aside where they are spread."""
     w, p = ctx.workload, ctx.parallelism
     dense = w.attention_parameters + (w.feed_forward_parameters * w.experts if p.ep == 1 else 0)
     return dense / p.tp
 
 
+def _layer_experts(ctx: Here) -> float:
+    """Weights of experts that are spread, of one layer on one rank."""
+    w, p = ctx.workload, ctx.parallelism
+    return w.feed_forward_parameters * w.experts / p.ep / p.tp if p.ep > 1 else 0.0
+
+
 def reduced_gradients(
-    ctx: Context, weights: float, layer: int = -1, experts: float = 0.0
+    ctx: Here, weights: float, layer: int = -1, experts: float = 0.0
 ) -> list[Part]:
     """Gradients of so many weights (and of experts, which fewer lanes share) added up over lanes, 32-bit."""
     p = ctx.parallelism
@@ -318,31 +394,29 @@ def reduced_gradients(
             )
             if p.shard and p.shard < p.lanes:
                 out.append(collective(ctx, "all-reduce", "replicate", size / p.shard, layer))
-    if experts and p.lanes > p.ep:
-        out.append(collective(ctx, "all-reduce", "experts", 4 * experts, layer))
+    if experts and analytic.expert_share(p) > 1:
+        op = "reduce-scatter" if p.zero else "all-reduce"
+        out.append(collective(ctx, op, "experts", 4 * experts, layer))
     return out
 
 
-def layer_gradients(ctx: Context, layer: int) -> list[Part]:
+def layer_gradients(ctx: Here, layer: int) -> list[Part]:
     """Gradients of one layer."""
-    w, p = ctx.workload, ctx.parallelism
-    spread = w.feed_forward_parameters * w.experts / p.ep / p.tp if p.ep > 1 else 0.0
-    return reduced_gradients(ctx, _layer_weights(ctx), layer, spread)
+    return reduced_gradients(ctx, _layer_weights(ctx), layer, _layer_experts(ctx))
 
 
-def end_gradients(ctx: Context, stages: Sequence[int]) -> list[Part]:
+def end_gradients(ctx: Here, stages: Sequence[int]) -> list[Part]:
     """Gradients of what belongs to no layer of a pipeline rank that holds these virtual stages: embedding and output
     projection, or all dense weights of a recommender."""
     w, p = ctx.workload, ctx.parallelism
     if isinstance(w, Recommender):
         return reduced_gradients(ctx, w.dense_parameters)
-    n = len({0, p.plan.stages - 1} & set(stages))
-    return reduced_gradients(ctx, n * w.embedding_parameters / p.tp)
+    return reduced_gradients(ctx, analytic.ends(ctx, stages) * w.embedding_parameters / p.tp)
 
 
-def updated_weights(ctx: Context, weights: float) -> list[Part]:
+def updated_weights(ctx: Here, weights: float, experts: float = 0.0) -> list[Part]:
     """Weights gathered after an optimizer that each lane runs on its share."""
     p = ctx.parallelism
     if p.zero not in (1, 2) or p.lanes == 1:
         return []
-    return [collective(ctx, "all-gather", "shard" if p.shard else "all", analytic.HALF * weights)]
+    return _all_gathered(ctx, weights, experts)

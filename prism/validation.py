@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,12 @@ def read_step_times(path: str | Path) -> np.ndarray:
         (only,) = table.columns
         table = table.rename(columns={only: "step_time"})
         first = pd.to_numeric(pd.Series([only]), errors="coerce")
+        if first.isna().all() and re.search(
+            r"(^|[^a-z])(ms|us|ns|min|h)([^a-z]|$)", str(only).lower()
+        ):
+            raise TableError(
+                f"{path}: column {only!r} says another unit than seconds: call it step_time_ms or step_time_us"
+            )
         if first.notna().all():  # no header: its first line was a step
             table = pd.concat([pd.DataFrame({"step_time": first}), table], ignore_index=True)
         named = ["step_time"]

@@ -105,7 +105,7 @@ def _width_one(dag):
 def test_a_step_without_pipeline_is_the_sum_of_its_parts_against_theory():
     ctx = context(tp=8, microbatches=3, microbatch_size=2)
     t = ctx.topology
-    parts = [p for kind in ("F", "BW") for p in stepparts.parts(ctx, kind, 0)]
+    parts = [p for kind in ("F", "BW") for p in stepparts.parts(stepparts.Here(ctx, 0), kind, 0)]
     once = sum(p.price(t) for p in parts)
     weights = analytic.stage_parameters(ctx, 0)
     whole = 3 * once + analytic.optimizer_seconds(t, ctx.parallelism, weights)
@@ -143,13 +143,13 @@ def test_experts_are_reached_by_four_exchanges_a_layer_and_reduced_apart():
     )
     dag = workload.build_dag(ctx)
     assert count(dag, "ep") == 2 * 2 * 2 * 2
-    assert "experts-all-reduce" not in {
-        s.op for s in dag.signatures
-    }  # all experts are spread over all lanes
+    # all experts are spread over all lanes: nobody has the same ones
+    assert not any(s.op.startswith("experts-") for s in dag.signatures)
     half = context(
         "mixtral-8x22b", "dgx-h200", dp=8, ep=4, tp=2, microbatches=2, sizes={"layers": 2}, zero=1
     )
-    assert count(workload.build_dag(half), "dp") == count(dag, "dp") + 2
+    # a reduction a layer, and what is gathered after the optimizer
+    assert count(workload.build_dag(half), "dp") == count(dag, "dp") + 2 + 1
 
 
 def test_more_bandwidth_and_better_placement_never_cost_invariant():
@@ -203,7 +203,7 @@ def test_layers_may_be_fewer_at_both_ends():
         (lambda: Parallelism(dp=4, shard=2), "shard 2 needs zero 1, 2 or 3"),
         (lambda: Parallelism(schedule="1f1c"), "schedule: '1f1c' is not one of"),
         (lambda: Parallelism(pp=4, microbatches=6, schedule="interleaved_1f1b"), "multiple of 4 microbatches, got 6"),
-        (lambda: context(tp=16, microbatches=1, sizes={"layers": 4}), "tp 16 spans nodes of 8 GPUs: set fold_tp to false"),
+        (lambda: context(tp=16, microbatches=1, sizes={"layers": 4}), "tp 16 does not fill nodes of 8 GPUs, so that its groups differ: set fold_tp to false"),
         (lambda: context(tp=8, cp=3, sizes={"sequence": 2048}), "a sequence of 2048 does not divide by cp 3"),
     ],
 )  # fmt: skip
@@ -290,3 +290,69 @@ def test_a_changed_copy_has_its_own_plan():
     p = Parallelism(pp=2, microbatches=4)
     assert p.plan.microbatches == 4
     assert p.model_copy(update={"microbatches": 6}).plan.microbatches == 6
+
+
+def test_experts_are_sharded_among_those_who_hold_the_same_against_theory():
+    """ep 8 of dp 8: nobody else has them, so ZeRO divides nothing of theirs. ep 4: two do."""
+    for ep, holders in ((8, 1), (4, 2)):
+        ctx = context("mixtral-8x22b", "dgx-h200", dp=8, ep=ep, tp=1, sizes={"layers": 2}, zero=3)
+        w = ctx.workload
+        experts = 2 * w.experts / ep * w.feed_forward_parameters
+        dense = analytic.stage_parameters(ctx, 0) - experts
+        kept = ctx.parallelism.plan.peak_activations()[0] * 2 * analytic.activation_bytes(w, ctx.parallelism)  # fmt: skip
+        gradients = 4.0 / (8 if ctx.parallelism.microbatches == 1 else 1)
+        theirs = 4.0 / (holders if ctx.parallelism.microbatches == 1 else 1)
+        want = dense * (14 / 8 + gradients) + experts * (14 / holders + theirs) + kept
+        assert analytic.memory_bytes(ctx)[0] == pytest.approx(want, rel=1e-9)
+        names = {s.op for s in workload.build_dag(ctx).signatures}
+        assert ("experts-reduce-scatter" in names) == (holders > 1)
+        assert ("experts-all-gather" in names) == (holders > 1)
+
+
+def test_each_stage_is_priced_by_its_own_groups():
+    """3 replicas x 2 slices x 4 stages on 3 nodes of 8: replicas of stages 1 and 2 straddle nodes, those of 0 and 3 do not."""
+    ctx = context("llama3-8b", "dgx-h100", dp=3, tp=2, pp=4, microbatches=4, sizes={})
+    dag = workload.build_dag(ctx)
+    of = {}
+    for op in range(dag.n_ops):
+        s = dag.signatures[dag.signature[op]]
+        if s.role == "dp":
+            of.setdefault(int(dag.stage[op]), set()).add(s.scope)
+    assert of == {0: {"intra_node"}, 1: {"inter_node"}, 2: {"inter_node"}, 3: {"intra_node"}}
+    model = workload.model_from_context(ctx)
+    dear = {k.signature.scope: p.mean for k, p in model.pools.items() if k.signature.role == "dp"}
+    assert dear["inter_node"] > 3 * dear["intra_node"]
+
+
+def test_one_stage_reduces_both_ends_unless_they_are_tied():
+    for tied, n in ((False, 2), (True, 1)):
+        ctx = context("llama3-8b", "dgx-h100", dp=8, sizes={"layers": 2, "tied_embeddings": tied})
+        (part,) = stepparts.end_gradients(stepparts.Here(ctx, 0), [0])
+        assert part.size == 4 * n * ctx.workload.embedding_parameters
+
+
+def test_what_stays_in_a_node_does_not_wait_for_the_network_against_theory():
+    """All-to-all over 2 nodes of 8: half of the bytes leave."""
+    t = Topology.preset("dgx-h100", nodes=2)
+    r = analytic.route(t, range(16), ring=False)
+    want = 15 * r.latency + 1e9 * 8 / 16 / r.bandwidth
+    assert analytic.all_to_all(r, 1e9) == pytest.approx(want)
+
+
+def test_more_slices_than_heads_of_keys_hold_copies():
+    p8, p16 = (Parallelism(tp=t, pp=1, microbatches=1, sequence_parallel=True) for t in (8, 16))
+    w = Workload.preset("llama3-70b")
+    assert analytic.keys_on_rank(w, p8) == analytic.keys_on_rank(w, p16) == 1.0
+    with pytest.raises(ValueError, match="one has to divide the other"):
+        context(
+            "llama3-8b",
+            "dgx-h100",
+            dp=2,
+            tp=4,
+            sizes={"kv_heads": 6, "heads": 36, "hidden": 4608, "layers": 2},
+        )
+
+
+def test_slices_that_do_not_fill_nodes_are_written_out():
+    with pytest.raises(ValueError, match="does not fill nodes of 8 GPUs"):
+        context("gpt3-175b", "dgx-h100", dp=1, tp=6, pp=4, microbatches=4, sizes={"layers": 4})

@@ -144,6 +144,10 @@ def record_training(
     layout = layout or Layout()
     if condition not in CONDITIONS:
         raise ValueError(f"condition {condition!r} is not one of {', '.join(CONDITIONS)}")
+    if condition == "slow-rank" and layout.tp > 1:
+        raise ValueError(
+            "slow-rank needs tp 1: what a rank computes twice would take part in its collectives twice"
+        )
     if steps < 1 or skip < 0:
         raise ValueError(f"steps must be at least 1 and skip not negative, got {steps} and {skip}")
     try:

@@ -73,6 +73,11 @@ def compare_estimates(
     names = [r.rule if r.growth == Overrun().growth else f"{r.rule} x{r.growth:g}" for r in rules]
     axes = (list(policies), rules, list(estimates), list(seeds))
     shape = tuple(len(a) for a in axes)
+    for what, given in zip(
+        ("policies", "overruns", "estimates", "seeds"), (*axes[:1], names, *axes[2:]), strict=True
+    ):
+        if len({str(g).lower() for g in given}) < len(given):
+            raise ValueError(f"{what} are to be named once each, got {', '.join(map(str, given))}")
     if 0 in shape:
         raise ValueError("needs policies, overrun rules, estimates and seeds, at least one each")
     common = {"cv": cv, "checkpoint": checkpoint, "speed": speed, "drain": drain}

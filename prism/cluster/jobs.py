@@ -112,9 +112,9 @@ def selected(
     ValueError
         If no job is left, or factors are not positive.
     """
-    if not (compress > 0 and more_gpus >= 1):
+    if not (compress > 0 and more_gpus >= 1 and more_gpus == int(more_gpus)):
         raise ValueError(
-            f"compress must be positive, more_gpus at least 1, got {compress} and {more_gpus}"
+            f"compress must be positive, more_gpus whole and at least 1, got {compress} and {more_gpus}"
         )
     size = jobs["estimate"] * jobs["gpus"]
     kept = (jobs["submit"] >= start) & (jobs["estimate"] >= least) & (size < most_gpu_seconds)
@@ -126,6 +126,7 @@ def selected(
         gpus=(out["gpus"] * more_gpus).assign_attrs(units="1"),
     )
     told = {"start": start, "compress": compress, "least": least, "more_gpus": more_gpus}
+    told |= {} if np.isinf(most_gpu_seconds) else {"most_gpu_seconds": most_gpu_seconds}
     provenance = {**schema.provenance(jobs), **told}
     return schema.dataset(
         dict(out.data_vars),

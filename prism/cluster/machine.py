@@ -57,6 +57,8 @@ class Cluster:
             raise ValueError(
                 f"{self}: gpus and rounds must be whole and positive, round_s positive and finite"
             )
+        if not all(isinstance(v, int | np.integer) and v > 0 for v in self.types.values()):
+            raise ValueError(f"types need whole positive numbers of GPUs, got {dict(self.types)}")
         if self.types and sum(self.types.values()) != self.gpus:
             raise ValueError(f"types have {sum(self.types.values())} GPUs, the cluster {self.gpus}")
         if not 0 < self.locality <= 1:
@@ -169,7 +171,7 @@ class Speed:
             f.shape != s.shape
             or f.size < 1
             or (f <= 0).any()
-            or (s <= 0).any()
+            or not ((s > 0) & np.isfinite(s)).all()
             or (np.diff(f) <= 0).any()
         ):
             raise ValueError(f"{self}: needs ascending positive factors with a positive speed each")

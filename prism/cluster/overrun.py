@@ -7,8 +7,8 @@ from dataclasses import dataclass
 OVERRUNS = {
     "clamp": "its planned remaining time stays 0: it keeps its place",
     "reestimate": "it is planned with the mean of what is left, given how long it has run",
-    "demote": "it yields to everyone else from then on, and loses nothing when it is stopped",
-    "killable": "it runs on until a waiting job needs its GPUs, then goes back to its last checkpoint and is given more time",
+    "demote": "it yields to everyone else from then on, and is stopped as a policy stops any job",
+    "killable": "it runs on, planned with more time, until a waiting job that goes before it needs its GPUs; then it goes back to its last checkpoint",
     "requeue": "it is stopped there and then, goes back to its last checkpoint, and is given more time",
     "restart": "it is stopped there and then, begins anew, and is given more time",
 }

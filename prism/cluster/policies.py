@@ -1,7 +1,8 @@
 """Policies: who gets how many GPUs next. Planning with a p95 is the same policy with another estimator.
 
 A policy is a function from a `Queue` to the GPUs of each job: whole numbers, or bool for all that it asked for or none. One that does
-not look at ``remaining`` plans with no estimate, and says so (``plans = False``): no overrun rule applies to it.
+not look at ``remaining`` plans with no estimate, and says so (``plans = False``): no overrun rule applies to it. One that
+depends on how long something has lasted says ``timed = True``, and is asked again after each round also where time goes by events.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ class Queue:
     given : ndarray (job,)
         Held in the last round.
     remaining : ndarray (job,), seconds
-        Planned run time minus progress; 0 for a job that has outlived its estimate, or infinite where it has to
-        yield then (`prism.cluster.OVERRUNS`).
+        Planned work that is left, at the speed of what was asked for. Of a job that has outlived its estimate: 0, or what the
+        overrun rule makes of it (`prism.cluster.OVERRUNS`).
+    ends_in : ndarray (job,), seconds
+        The same as time until the planned end if it runs from now on: at the speed of what it has, with checkpoints, and with a
+        restart where it waits.
+    late : ndarray (job,), bool
+        Whether it has outlived its estimate, under a rule by which it may be stopped for others.
     attained : ndarray (job,)
         GPU-seconds so far.
     held_s : ndarray (job,)
@@ -41,6 +47,8 @@ class Queue:
     gpus: np.ndarray
     given: np.ndarray
     remaining: np.ndarray
+    ends_in: np.ndarray
+    late: np.ndarray
     attained: np.ndarray
     held_s: np.ndarray
     capacity: int
@@ -88,39 +96,50 @@ fcfs.plans = False
 
 def easy(queue: Queue) -> np.ndarray:
     """FCFS with EASY backfill (Lifka 1995): the first that does not fit gets a reservation at the planned time at which enough GPUs
-    are free, and later jobs start now if by plan they delay it by nothing. Nobody is preempted."""
-    run = fcfs(queue)
-    waiting = np.flatnonzero(~run)
+    are free, and later jobs start now if by plan they do not delay it. Nobody is stopped but those that are late, which
+    have what nobody else needs."""
+    run = np.zeros(queue.gpus.size, bool)
+    own = np.flatnonzero(~queue.late)
+    in_order = own[np.lexsort((queue.submit[own], ~queue.running[own]))]
+    run[in_order] = np.cumsum(queue.gpus[in_order]) <= queue.capacity
     free = queue.capacity - int(queue.gpus[run].sum())
-    if waiting.size == 0 or free == 0:
-        return run
-    head = waiting[np.argmin(queue.submit[waiting])]
-    by_end = np.flatnonzero(run)[np.argsort(queue.remaining[run], kind="stable")]
-    released = free + np.cumsum(queue.gpus[by_end])
-    enough = int(np.searchsorted(released, queue.gpus[head]))
-    shadow = queue.remaining[by_end[enough]] if enough < by_end.size else np.inf
-    spare = int(released[min(enough, released.size - 1)] - queue.gpus[head]) if by_end.size else 0
-    ends = queue.remaining <= shadow
-    could = waiting[
-        (waiting != head)
-        & (queue.gpus[waiting] <= free)
-        & (ends[waiting] | (queue.gpus[waiting] <= spare))
-    ]
-    for j in could[np.argsort(queue.submit[could], kind="stable")]:
-        need = int(queue.gpus[j])
-        if need > free or not (ends[j] or need <= spare):
-            continue
-        run[j] = True
-        free -= need
-        spare -= 0 if ends[j] else need
-        if free == 0:
-            break
+    waiting = in_order[~run[in_order]]
+    if waiting.size and free:
+        free -= _backfill(queue, run, waiting, free)
+    late = np.flatnonzero(queue.late)
+    run[late[pack(np.argsort(queue.submit[late], kind="stable"), queue.gpus[late], free)]] = True
     return run
 
 
+def _backfill(queue: Queue, run: np.ndarray, waiting: np.ndarray, free: int) -> int:
+    """Start jobs that do not delay the first that waits. Returns GPUs that they take."""
+    head, taken = waiting[0], 0
+    by_end = np.flatnonzero(run)[np.argsort(queue.ends_in[run], kind="stable")]
+    ends, released = queue.ends_in[by_end], free + np.cumsum(queue.gpus[by_end])
+    enough = int(np.searchsorted(released, queue.gpus[head]))
+    shadow, spare = np.inf, 0
+    if enough < by_end.size:
+        shadow = ends[enough]
+        # all that are free by then, also those that end at the same time
+        spare = int(released[np.searchsorted(ends, shadow, side="right") - 1] - queue.gpus[head])
+    in_time = queue.ends_in <= shadow
+    could = waiting[1:]
+    could = could[(queue.gpus[could] <= free) & (in_time[could] | (queue.gpus[could] <= spare))]
+    for j in could:
+        need = int(queue.gpus[j])
+        if need > free - taken or not (in_time[j] or need <= spare):
+            continue
+        run[j] = True
+        taken += need
+        spare -= 0 if in_time[j] else need
+        if taken == free:
+            break
+    return taken
+
+
 def sjf(queue: Queue) -> np.ndarray:
-    """Shortest planned job first, nobody is preempted; what does not fit is passed over."""
-    order = np.lexsort((queue.submit, queue.remaining, ~queue.running))
+    """Shortest planned job first; nobody is stopped but those that are late. What does not fit is passed over."""
+    order = np.lexsort((queue.submit, queue.remaining, ~queue.running, queue.late))
     return pack(order, queue.gpus, queue.capacity)
 
 
@@ -145,7 +164,7 @@ def las(queue: Queue) -> np.ndarray:
     return pack(order, queue.gpus, queue.capacity)
 
 
-las.plans = False
+las.plans, las.timed = False, True
 
 #: GPU-seconds at which a job leaves the first queue of `tiresias`: an hour of eight GPUs
 FIRST_QUEUE = 8 * 3600.0
@@ -158,7 +177,7 @@ def tiresias(queue: Queue) -> np.ndarray:
     return pack(order, queue.gpus, queue.capacity)
 
 
-tiresias.plans = False
+tiresias.plans, tiresias.timed = False, True
 
 
 def fair(queue: Queue) -> np.ndarray:
@@ -169,7 +188,7 @@ def fair(queue: Queue) -> np.ndarray:
     return pack(order, queue.gpus, queue.capacity)
 
 
-fair.plans = False
+fair.plans, fair.timed = False, True
 
 #: of `arena`: seconds that a job keeps what it got, and how much longer one must have left to make room
 KEEPS, LONGER = 1800.0, 2.0
@@ -192,14 +211,14 @@ def arena(queue: Queue) -> np.ndarray:
     order = waiting[np.lexsort((queue.submit[waiting], queue.remaining[waiting]))][:LOOKED_AT]
     movable = queue.running & (queue.held_s >= KEEPS)
     runners = np.flatnonzero(queue.running)
-    by_end = runners[np.argsort(queue.remaining[runners], kind="stable")]
+    by_end = runners[np.argsort(queue.ends_in[runners], kind="stable")]
     released = np.cumsum(given[by_end])
     for j in order:
         need = int(queue.gpus[j])
         half = max(1, int(np.ceil(SMALLEST * need)))
         if free < half:
             soon = int(np.searchsorted(released, need - free))
-            if soon < by_end.size and queue.remaining[by_end[soon]] <= KEEPS:
+            if soon < by_end.size and queue.ends_in[by_end[soon]] <= KEEPS:
                 continue
             free += _shrunk(queue, given, movable, queue.remaining[j], half - free)
         if free >= half:
@@ -216,8 +235,9 @@ def _shrunk(
     """Shrink the longest running jobs to half, and stop those that have to yield, until enough is free, or do nothing. Returns
     GPUs freed."""
     floor = np.maximum(1, np.ceil(SMALLEST * queue.gpus)).astype(np.int64)
-    floor[np.isinf(queue.remaining)] = 0
-    could = np.flatnonzero(movable & (given > floor) & (queue.remaining > LONGER * remaining))
+    floor[queue.late] = 0
+    longer = queue.late | (queue.remaining > LONGER * remaining)
+    could = np.flatnonzero(movable & (given > floor) & longer)
     could = could[np.argsort(-queue.remaining[could], kind="stable")]
     freed = np.cumsum(given[could] - floor[could])
     enough = int(np.searchsorted(freed, wanted))
@@ -245,6 +265,8 @@ def _expand(queue: Queue, given: np.ndarray, free: int) -> None:
         if free == 0:
             return
 
+
+arena.timed = True
 
 POLICIES: dict[str, Policy] = {
     "FCFS": fcfs, "EASY": easy, "SJF": sjf, "SRTF": srtf, "LAS": las, "Tiresias": tiresias, "fair": fair, "Arena*": arena,

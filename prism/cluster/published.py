@@ -94,7 +94,8 @@ def _arena_row(table: pd.DataFrame, path: Path):
 def _helios(table: pd.DataFrame, path: Path):
     """``gpu_num, submit_time, duration``: Helios' cluster_log.csv, time stamps and seconds."""
     out = pd.DataFrame({"submit_s": _stamps(table["submit_time"], path, "submit_time"), "gpus": numbers(table, "gpu_num", path, empty=True), "duration_s": numbers(table, "duration", path, empty=True)})  # fmt: skip
-    return _kept(out.fillna(0).assign(job_id=table["job_id"].astype(str)))
+    out[["gpus", "duration_s"]] = out[["gpus", "duration_s"]].fillna(0)
+    return _kept(out.assign(job_id=table["job_id"].astype(str)))
 
 
 def _blox(path: Path):
@@ -130,7 +131,7 @@ def _philly(path: Path):
         ]
     except OSError as fault:
         raise TableError(f"{path}: not readable: {one_line(fault)}") from fault
-    except (ValueError, KeyError, TypeError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise TableError(f"{path}: not a job log of Philly: {fault!r}") from fault
     if not rows:
         raise TableError(f"{path}: holds no jobs")

@@ -171,10 +171,16 @@ class _Run:
             dt = self.cluster.round_s
             if self.cluster.events:
                 dt = self._next_event(now, last, end, drain, rule)
-                most -= 1
+                timed = getattr(policy, "timed", False)
+                if (
+                    timed or (rule is not None and rule.rule == "reestimate")
+                ) and dt > self.cluster.round_s:
+                    dt = self.cluster.round_s
+                else:
+                    most -= 1
             if most < 0 or now > LONGEST_DRAIN * end:
                 raise ValueError(
-                    "the run does not end: the policy changes its mind too often for jobs to get on, or gives GPUs to nobody"
+                    f"the run does not end: {self.open.size} jobs are left at {now:.3g} s. Either the load is far over 1, or the policy changes its mind too often for jobs to get on"
                 )
             self._advance(now, dt)
             now += dt
@@ -190,34 +196,47 @@ class _Run:
             return
         over = self.open[self.work[self.open] >= self.limit[self.open] * (1 - 1e-12)]
         if rule is not None and rule.rule in ("requeue", "restart"):
-            self._stopped_at_limit(over, rule)
+            self._stopped_at_limit(over[self.given[over] > 0], rule)
             over = over[:0]
         for mask, capacity in self.groups:
             j = self.open if mask is None else self.open[mask[self.open]]
             if j.size:
                 self._give(now, policy, rule, j, over, capacity)
 
-    def _give(self, now, policy: Policy, rule: Overrun | None, j, over, capacity: int) -> None:
-        queue = Queue(
-            now, self.submit[j], self.gpus[j], self.given[j], self._remaining(j, over, rule), self.attained[j],
-            self.held[j], capacity,
+    def _queue(self, now: float, rule: Overrun | None, j, over, capacity: int) -> Queue:
+        late = np.zeros(j.size, bool)
+        if over.size and rule is not None:
+            late = np.isin(j, over)
+        remaining = self._remaining(j, late, rule)
+        late &= rule is not None and rule.rule in ("killable", "demote")
+        running = self.given[j] > 0
+        c, interval = self.checkpoint, self.interval[j]
+        known = np.isfinite(remaining)
+        need = np.where(known, remaining, 0.0) / np.where(running, self.rate[j], 1.0)
+        so_far = c.worked(self.cycle[j], interval)
+        ahead = c.time_for(so_far + need, interval) - self.cycle[j]
+        owed = np.where(running, self.owed_stall[j] + self.owed_restart[j], self.owed_stall[j] + c.restart_s)  # fmt: skip
+        return Queue(
+            now, self.submit[j], self.gpus[j], self.given[j], remaining, np.where(known, owed + ahead, np.inf), late, self.attained[j], self.held[j],
+            capacity,
         )  # fmt: skip
-        answer = np.asarray(policy(queue))
-        new = np.where(answer, queue.gpus, 0) if answer.dtype == bool else answer.astype(np.int64)
-        if new.shape != j.shape or (new < 0).any() or new.sum() > capacity:
-            raise ValueError(f"the policy gives out {int(new.sum())} of {capacity} GPUs")
+
+    def _give(self, now, policy: Policy, rule: Overrun | None, j, over, capacity: int) -> None:
+        queue = self._queue(now, rule, j, over, capacity)
+        new = self._answer(policy(queue), queue)
         changed = new != queue.given
         if not changed.any():
             return
-        old = queue.given
-        stopped = j[changed & (old > 0)]
-        killed = np.isin(stopped, over) & (self.given_none(j, new, stopped)) if rule is not None and rule.rule == "killable" else np.zeros(stopped.size, bool)  # fmt: skip
-        if not killed.all():
-            self._stop(stopped[~killed])
+        held, ended = changed & (queue.given > 0), new == 0
+        killed = np.zeros(j.size, bool)
+        if rule is not None and rule.rule == "killable":
+            killed = held & ended & queue.late
+        if (held & ~killed).any():
+            self._stop(j[held & ~killed])
         if killed.any():
-            self._kill(stopped[killed], rule)
-        self.counts["preemptions"][j[changed & (old > 0) & (new == 0)]] += 1
-        begun = j[changed & (new > 0)]
+            self._kill(j[killed], rule)
+        self.counts["preemptions"][j[held & ended]] += 1
+        begun = j[changed & ~ended]
         self.owed_restart[begun] = self.checkpoint.restart_s
         self.begin[begun] = np.where(np.isnan(self.begin[begun]), now, self.begin[begun])
         self.given[j] = new
@@ -226,19 +245,32 @@ class _Run:
         self.rate[begun] = self.speed(at / self.gpus[begun]) * self.cluster.compactness(at)
 
     @staticmethod
-    def given_none(j: np.ndarray, new: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Whether chosen ones of jobs j get nothing now."""
-        return new[np.searchsorted(j, chosen)] == 0
+    def _answer(answer, queue: Queue) -> np.ndarray:
+        """GPUs of each job, whole and no more than there are."""
+        answer = np.asarray(answer)
+        if answer.shape != queue.gpus.shape or answer.dtype.kind not in "biu":
+            raise ValueError(
+                f"a policy returns a bool or whole number for each of {queue.gpus.size} jobs, got {answer.dtype} of shape {answer.shape}"
+            )
+        new = np.where(answer, queue.gpus, 0) if answer.dtype == bool else answer.astype(np.int64)
+        if (new < 0).any() or new.sum() > queue.capacity:
+            raise ValueError(f"the policy gives out {int(new.sum())} of {queue.capacity} GPUs")
+        return new
 
-    def _remaining(self, j, over, rule: Overrun | None) -> np.ndarray:
+    def _remaining(self, j, late: np.ndarray, rule: Overrun | None) -> np.ndarray:
+        """Planned work that is left; of those that are late, what the rule says."""
         left = np.maximum(self.limit[j] - self.work[j], 0.0)
-        if over.size and rule is not None and rule.rule != "clamp":
-            mine = np.isin(j, over)
-            if rule.rule == "reestimate":
-                mean = self.times.beyond(self.work)[j[mine]]
-                left[mine] = mean - self.work[j[mine]]
-            else:
-                left[mine] = np.inf
+        if not late.any() or rule is None or rule.rule == "clamp":
+            return left
+        at = j[late]
+        if rule.rule == "reestimate":
+            left[late] = self.times.beyond(self.work)[at] - self.work[at]
+        elif rule.rule == "killable":
+            # the limit that it would get, often enough extended to lie ahead
+            times = np.ceil(np.log(self.work[at] / self.limit[at]) / np.log(rule.growth) + 1e-9)
+            left[late] = self.limit[at] * rule.growth ** np.maximum(times, 1) - self.work[at]
+        else:
+            left[late] = np.inf
         return left
 
     def _stop(self, j: np.ndarray) -> None:
@@ -270,7 +302,8 @@ class _Run:
             self._lose(j, self.useful[j].copy())
         else:
             self._roll_back(j)
-        self.limit[j] *= rule.growth
+        # also where it had gone far beyond it
+        self.limit[j] = np.maximum(self.limit[j], self.work[j]) * rule.growth
         self.counts["kills"][j] += 1
 
     def _stopped_at_limit(self, over: np.ndarray, rule: Overrun) -> None:
@@ -296,19 +329,7 @@ class _Run:
         if j.size == 0:
             return
         self.ledger["allocated"] += float(self.given[j].sum() * dt)
-        step = np.full(j.size, dt)
-        if self.fragile:
-            nodes = self.cluster.nodes(self.given[j])
-            until = self.budget[j] / nodes
-            fails = until < dt
-            self.budget[j] -= nodes * dt
-            done = self._work(j, np.where(fails, until, step), now)
-            struck = fails & ~done
-            if struck.any():
-                self._fail(j[struck])
-                done[struck] = self._work(j[struck], (step - until)[struck], now + until[struck])
-        else:
-            done = self._work(j, step, now)
+        done = self._work_and_fail(j, now, dt)
         self.held[j] += dt
         ended = j[done]
         if ended.size:
@@ -317,6 +338,26 @@ class _Run:
             )
             self.given[ended] = 0
             self.open = self.open[np.isnan(self.finish[self.open])]
+
+    def _work_and_fail(self, j: np.ndarray, now: float, dt: float) -> np.ndarray:
+        """Let jobs use `dt` seconds, back to their last checkpoints as often as a node fails. Returns which ended."""
+        done, at, left = np.zeros(j.size, bool), np.full(j.size, now), np.full(j.size, dt)
+        if not self.fragile:
+            return self._work(j, left, now)
+        nodes = self.cluster.nodes(self.given[j])
+        still = np.arange(j.size)
+        while still.size:
+            k = j[still]
+            until = np.minimum(self.budget[k] / nodes[still], left[still])
+            fails = until < left[still]
+            self.budget[k] -= nodes[still] * until
+            done[still] = self._work(k, until, at[still])
+            at[still] += until
+            left[still] -= until
+            still = still[fails & ~done[still]]
+            if still.size:
+                self._fail(j[still])
+        return done
 
     def _fail(self, j: np.ndarray) -> None:
         self._roll_back(j)

@@ -255,6 +255,14 @@ _CELL = re.compile(r"^(\d+)(F|I|W|B)(\d+)$")
 _KINDS = {"F": "F", "I": "B", "W": "W", "B": "BW"}
 
 
+def _lines(reader, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Lines of a table with their numbers; what the csv module refuses is said with its line."""
+    try:
+        yield from enumerate(reader, start=1)
+    except csv.Error as fault:
+        raise ScheduleError(f"{path}: line {reader.line_num}: {fault}") from fault
+
+
 def read_schedule(path: str | Path, *, placement: Sequence[int] | None = None) -> Schedule:
     """Read a schedule in the form of torch's ``_dump_csv``: a line a rank, cells such as ``2F0``.
 
@@ -276,8 +284,8 @@ def read_schedule(path: str | Path, *, placement: Sequence[int] | None = None) -
     if not path.is_file():
         raise ScheduleError(f"{path}: no such file")
     ranks, pairs = [], []
-    with path.open(newline="") as file:
-        for line, cells in enumerate(csv.reader(file), start=1):
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for line, cells in _lines(csv.reader(file), path):
             own: list[Op] = []
             side: set[int] = set()
             for column, cell in enumerate(cells, start=1):
