@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import graphs, profiler_file
+from prism import cluster
+from prism.cluster.jobs import ReferenceJobs, synthetic_jobs
 from prism.context import Context, Parallelism, Topology, Workload
 from prism.coupling import Coupling
 from prism.model import StepModel
@@ -196,7 +198,24 @@ def read_once(path: str) -> None:
     print(before, peak_mb(), Path(path).stat().st_size / 2**20)
 
 
-ALL = {f.__name__: f for f in (draws_per_op, replay, monte_carlo, memory, scale, reading)}
+def scheduling() -> None:
+    """Synthetic logs of the size of Arena's and of Philly's, 1,280 GPUs, 2000 rounds."""
+    machine = cluster.Cluster(1280)
+    for jobs, gap, hours, bar in ((986, 608.0, 26.0, 1.0), (27_000, 22.2, 0.7, 3.0)):
+        log = synthetic_jobs(
+            ReferenceJobs(
+                kind="synthetic jobs", jobs=jobs, mean_interarrival_s=gap, median_duration_s=3600 * hours,
+                duration_log_sigma=1.5, gpus={1: 3.0, 4: 1.0, 8: 1.0}, seed=1,
+            )
+        )  # fmt: skip
+        for policy in ("FCFS", "EASY", "SRTF", "Arena*"):
+            seconds = best(lambda p=policy, j=log: cluster.run_cluster(j, machine, p), 2)
+            row(f"{jobs} jobs, 2000 rounds, {policy}", seconds, "s", bar, f"load {cluster.offered_load(log, machine):.2f}")  # fmt: skip
+
+
+ALL = {
+    f.__name__: f for f in (draws_per_op, replay, monte_carlo, memory, scale, reading, scheduling)
+}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or ALL:
