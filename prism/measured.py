@@ -19,7 +19,7 @@ from prism.analytic import check_memory
 from prism.context import Context, StageTimes
 from prism.coupling import Coupling, Loading
 from prism.model import StepModel
-from prism.pools import DurationPool, Empirical, Fixed, Scaled
+from prism.pools import DurationPool, Empirical, Fixed, Scaled, Shifted
 from prism.signature import PoolKey
 from prism.stepgraph import StepGraph
 from prism.stepparts import Part
@@ -54,8 +54,8 @@ class Curve:
     def at(self, size: float) -> tuple[np.ndarray, float]:
         """Quantiles at a size, and how far it reaches.
 
-        Between measured sizes quantiles are interpolated in logarithms. Above the largest they grow in proportion, at the
-        rate of the largest; below the smallest they stay.
+        Linear in size between measured ones, which is exact for a start-up time and a rate; beyond the largest on the same line
+        (in proportion, if there is one size only); below the smallest they stay.
 
         Returns
         -------
@@ -63,16 +63,17 @@ class Curve:
         reach : float
             ``size`` over the nearest measured one where it lies outside, 1 within.
         """
-        if size >= self.size[-1]:
-            reach = size / self.size[-1]
-            return self.quantiles[-1] * reach, float(reach)
+        last = self.size.size - 1
         if size <= self.size[0]:
             return self.quantiles[0], float(size / self.size[0])
-        i = int(np.searchsorted(self.size, size))
-        a, b = np.log(self.size[i - 1 : i + 1])
-        w = (np.log(size) - a) / (b - a)
-        below, above = np.log(np.maximum(self.quantiles[i - 1 : i + 1], 1e-12))
-        return np.exp((1 - w) * below + w * above), 1.0
+        if last == 0:
+            return self.quantiles[0] * size / self.size[0], float(size / self.size[0])
+        i = min(int(np.searchsorted(self.size, size)), last)
+        w = (size - self.size[i - 1]) / (self.size[i] - self.size[i - 1])
+        below, above = self.quantiles[i - 1], self.quantiles[i]
+        # larger ones take no less, and quantiles stay in order
+        values = below + w * np.maximum(above - below, 0.0 if w > 1 else -np.inf)
+        return np.maximum.accumulate(values), float(max(size / self.size[-1], 1.0))
 
 
 def model_from_measurements(
@@ -144,6 +145,11 @@ def model_from_measurements(
 def _product_curve(gemm: xr.Dataset) -> Curve:
     if "flop" not in gemm.coords:
         raise ValueError("gemm does not say sizes: its table needs columns m, n and k")
+    kinds = np.unique(gemm["dtype"].values) if "dtype" in gemm.coords else []
+    if len(kinds) > 1:
+        raise ValueError(
+            f"gemm holds products in {', '.join(map(str, kinds))}: select one, gemm.isel(signature=gemm.dtype == {str(kinds[0])!r})"
+        )
     flop = gemm["flop"].values
     sizes = np.unique(flop)
     rows = []
@@ -158,21 +164,25 @@ def _product_curve(gemm: xr.Dataset) -> Curve:
 
 
 def _transfer_curves(collectives: xr.Dataset) -> dict[tuple[str, str], dict[int, Curve]]:
-    """Curves by (kind, scope), then by number of ranks. Sites that were not noted count as one node."""
+    """Curves by (kind, scope), then by number of ranks."""
     names = [_plain(str(c)) for c in collectives["collective"].values]
-    n = len(names)
-    scope = (
-        collectives["scope"].values.astype(str)
-        if "scope" in collectives.coords
-        else np.full(n, "intra_node")
-    )
-    ranks = collectives["ranks"].values if "ranks" in collectives.coords else np.full(n, 2)
+    absent = [c for c in ("ranks", "scope") if c not in collectives.coords]
+    if absent:
+        raise ValueError(
+            f"collectives do not say their {' and '.join(absent)}: the table needs columns ranks and nodes"
+        )
+    scope, ranks = collectives["scope"].values.astype(str), collectives["ranks"].values
     size = collectives["message_bytes"].values
     points: dict[tuple[str, str, int], dict[float, list[np.ndarray]]] = {}
     for i, name in enumerate(names):
         x = collectives["duration"].values[i]
         here = points.setdefault((name, str(scope[i]), int(ranks[i])), {})
-        here.setdefault(float(size[i]), []).append(x[np.isfinite(x)])
+        if float(size[i]) in here:
+            raise ValueError(
+                f"collectives hold several configurations of {name}, {int(ranks[i])} ranks, {int(size[i])} B, which differ in more than "
+                "these: select one by its coordinates (condition, transport, in_place and so on)"
+            )
+        here[float(size[i])] = [x[np.isfinite(x)]]
     out: dict[tuple[str, str], dict[int, Curve]] = {}
     for (name, where, members), by_size in points.items():
         sizes = sorted(s for s in by_size if s > 0)
@@ -196,7 +206,9 @@ def _priced(
     if not part.is_compute:
         found = _communication(part, transfers)
         if found is not None:
-            return found
+            pool, how, reach = found
+            more = part.then(ctx.topology) if part.then is not None else 0.0
+            return (Shifted(pool, more) if more else pool), how, reach
     return Fixed(analytic), "analytic", 1.0
 
 

@@ -54,8 +54,10 @@ def variance_components(x, *, confidence: float = 0.95) -> Components:
 
     Analysis of variance for groups of unequal size (Searle, Casella, McCulloch 1992, section 3.6):
     ``within^2 = MSE``, ``between^2 = max(0, (MSA - MSE) / n0)`` with ``n0 = (N - sum n_i^2 / N) / (G - 1)``. Intervals
-    leave out one group in turn (jackknife of the logarithm, Student's t with G - 1 degrees of freedom), so that
-    values need not be normal; where between^2 is not positive its interval starts at 0.
+    leave out one group in turn (jackknife of the logarithm, Student's t with G - 1 degrees of freedom); where between^2, with
+    or without any one group, is not positive its interval starts at 0. In 400 repetitions at 95 % the interval of `within` held in
+    94 to 97 %; that of `between` in 95 to 97 % at 6 and 20 groups of normal effects, but in 87 % at 4 groups, 84 % at
+    8 groups that differ little, and 82 % at 30 groups whose effects have the tails of Student's t with 3 degrees of freedom.
 
     Parameters
     ----------

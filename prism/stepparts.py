@@ -36,6 +36,8 @@ class Part:
         Of compute whose amount is known.
     size, ranks : float, int
         Bytes and members of a collective or transfer.
+    then : callable, optional
+        Mean time of what follows a transfer and is part of its price, s.
     """
 
     signature: Signature
@@ -46,6 +48,7 @@ class Part:
     work: Work | None = None
     size: float = 0.0
     ranks: int = 0
+    then: Callable[[Topology], float] | None = None
 
     @property
     def is_compute(self) -> bool:
@@ -182,16 +185,19 @@ def transfer(ctx: Context, source: int, target: int) -> Part:
     r = analytic.route(ctx.topology, worst, ring=False)
     slice_ranks = slowest_slices(ctx.topology, p, target)[:slices]
 
+    def put_together(t: Topology) -> float:
+        if slices == 1 or p.sequence_parallel:
+            return 0.0
+        return analytic.all_gather(analytic.route(t, slice_ranks), size)
+
     def price(t: Topology) -> float:
-        seconds = analytic.send(analytic.route(t, worst, ring=False), size / slices)
-        if slices > 1 and not p.sequence_parallel:
-            seconds += analytic.all_gather(analytic.route(t, slice_ranks), size)
-        return seconds
+        sent = analytic.send(analytic.route(t, worst, ring=False), size / slices)
+        return sent + put_together(t)
 
     link = f"stage {source}->{target}"
     scope = "inter_node" if r.inter_node else "intra_node"
     signature = Signature("send-recv", link, "", "pp", scope)
-    return Part(signature, price, r.cv, size=size / slices, ranks=2)
+    return Part(signature, price, r.cv, size=size / slices, ranks=2, then=put_together)
 
 
 def _comm(name: str, role: str, size: float, r: analytic.Route, differs: bool) -> Signature:

@@ -82,8 +82,14 @@ def _table(path: Path) -> pd.DataFrame:
         )
         if not files:
             raise TableError(f"{path}: holds no .csv, .csv.gz or .parquet")
-        return pd.concat([_without_units(read_table(f)) for f in files], ignore_index=True)
+        return pd.concat([_of_a_node(f) for f in files], ignore_index=True)
     return _without_units(read_table(path))
+
+
+def _of_a_node(file: Path) -> pd.DataFrame:
+    """One of several files: what does not name its node is a node of its own, called like the file."""
+    table = _without_units(read_table(file))
+    return table if "node" in table else table.assign(node=file.name.split(".")[0])
 
 
 def _without_units(table: pd.DataFrame) -> pd.DataFrame:
@@ -172,7 +178,7 @@ def throttling(telemetry: xr.Dataset, *, busy_above: float | None = None) -> xr.
 
     Parameters
     ----------
-    telemetry : Dataset of `read_telemetry` with `throttle`
+    telemetry : Dataset of `read_telemetry` with `throttle`, or of `read_fleet`
     busy_above : float, optional
         Only samples with at least this utilisation (0 to 1).
 
@@ -198,10 +204,16 @@ def throttling(telemetry: xr.Dataset, *, busy_above: float | None = None) -> xr.
         raise ValueError(
             f"the telemetry has no {', '.join(absent)}; it has {', '.join(telemetry.data_vars)}"
         )
-    bits = telemetry["throttle"].values
+    own = [d for d in telemetry["throttle"].dims if d != "gpu"]
+    bits, busy = (
+        telemetry[n].transpose("gpu", *own).values.reshape(telemetry.sizes["gpu"], -1)
+        if n in telemetry
+        else None
+        for n in ("throttle", "utilisation")
+    )
     known = np.isfinite(bits)
     if busy_above is not None:
-        known &= telemetry["utilisation"].values >= busy_above
+        known &= busy >= busy_above
     code = np.where(known, bits, 0).astype(np.int64)
     strange = code & ~sum(REASONS)
     if strange.any():

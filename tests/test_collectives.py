@@ -195,3 +195,25 @@ def test_our_own_recording_is_read(root):
         assert set(reduce["ranks"].values) == {ranks} and (reduce["count"] == 1000).all()
         p50 = reduce["at_size"].sel(quantile=0.5).values[np.argsort(reduce["message_bytes"].values)]
         assert p50[-1] > 2 * p50[0] and float(ds["skew"].min()) >= 0
+
+
+def test_programs_of_one_log_are_told_apart(tmp_path):
+    """An all-reduce and an all-gather, one after the other, each with its own ranks."""
+    file = tmp_path / "both.log"
+    file.write_text(
+        "# Collective test starting: all_reduce_perf\n"
+        + NCCL
+        + "# Collective test starting: all_gather_perf\n"
+        + NCCL.replace("10.00", "25.00")
+    )
+    ds = read_collectives(file)
+    assert set(ds["collective"].values) == {"allreduce", "allgather"}
+    assert (np.isfinite(ds["duration"]).sum("trial") == 1).all() and (ds["ranks"] == 4).all()
+
+
+def test_first_iterations_of_every_size_are_left_out(tmp_path):
+    file = tmp_path / "ring_4.csv"
+    lines = [f"{size} {1000 if i == 0 else 10} {5}" for size in (16, 32) for i in range(5)]
+    file.write_text("#MessageSize Rank0Time(us) Rank1Time(us)\n" + "\n".join(lines) + "\n")
+    ds = read_collectives(file, cold=1)
+    assert float(ds["duration"].max()) == pytest.approx(1e-5)

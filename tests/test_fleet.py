@@ -340,3 +340,37 @@ def test_files_of_several_nodes_are_one_fleet(tmp_path):
             "gpu_id,kernel,m,n,k,duration_us\nc,x,2,3,4,1\nc,x,2,3,5,1\n"
         )
         read_fleet(tmp_path / "c.csv")
+
+
+def test_places_on_nodes_are_devices_of_their_own(tmp_path):
+    """`gpu_id` 0 to 3 on every node: forty devices, not four that moved."""
+    rows = [
+        f"{g},n{n},{1 + 0.01 * n + 0.001 * r}"
+        for n in range(10)
+        for g in range(4)
+        for r in range(5)
+    ]
+    (tmp_path / "x.csv").write_text("gpu_id,node,duration_s\n" + "\n".join(rows))
+    ds = read_fleet(tmp_path / "x.csv")
+    assert ds.sizes["gpu"] == 40 and ds.sizes["trial"] == 5
+    assert '"gpus_named_by_node": true' in ds.attrs["provenance"]
+
+
+def test_a_number_of_the_run_is_its_place_in_time(tmp_path):
+    (tmp_path / "x.csv").write_text("gpu_id,run,duration_s\na,2,1.2\na,0,10\na,1,1.1\n")
+    np.testing.assert_allclose(
+        read_fleet(tmp_path / "x.csv", cold=1)["duration"].values[0, 0], [1.1, 1.2]
+    )
+
+
+def test_dtypes_of_one_kernel_are_not_mixed(tmp_path):
+    (tmp_path / "x.csv").write_text("gpu_id,kernel,dtype,duration_s\na,k,f32,1\na,k,f16,2\n")
+    with pytest.raises(FleetError, match="rows of several dtypes"):
+        read_fleet(tmp_path / "x.csv")
+
+
+def test_a_perfect_order_of_few_devices_is_not_certain():
+    duration = np.arange(1.0, 5.0)[None, :, None] * np.ones((2, 1, 3))
+    ds = schema.dataset({"duration": (("signature", "gpu", "trial"), duration)}, coords={"signature": ["a", "b"], "gpu": list("wxyz")}, made_by="t", source="synthetic")  # fmt: skip
+    low, high = fleet.relations(ds)["rank_correlation_interval"].values[0, 1]
+    assert low < 0.9 and high < 1.0

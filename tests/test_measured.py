@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import prism
 from prism import fleet, schema
@@ -39,15 +40,39 @@ def context(**changes):
 
 
 def test_a_curve_returns_what_was_measured_and_lies_between_against_theory():
-    curve = Curve(np.array([1.0, 100.0]), np.array([[1.0, 2.0], [10.0, 40.0]]))
-    np.testing.assert_allclose(curve.at(1.0)[0], [1.0, 2.0])
-    between, reach = curve.at(10.0)
-    np.testing.assert_allclose(between, [10**0.5, (2 * 40) ** 0.5])
-    assert reach == 1.0
-    beyond, reach = curve.at(1000.0)
-    np.testing.assert_allclose(beyond, [100.0, 400.0])
-    assert reach == 10.0
+    """A start-up time and a rate, whatever the distance of the measured sizes."""
+    curve = Curve(np.array([1.0, 100.0]), np.array([[1.0, 2.0], [10.9, 21.8]]))
+    for size in (1.0, 10.0, 50.0, 100.0, 1000.0):
+        got, reach = curve.at(size)
+        np.testing.assert_allclose(got, [0.9 + 0.1 * size, 1.8 + 0.2 * size])
+        assert reach == (10.0 if size == 1000.0 else 1.0)
     assert curve.at(0.1)[1] == pytest.approx(0.1)
+    alone, reach = Curve(np.array([10.0]), np.array([[1.0, 2.0]])).at(20.0)
+    assert alone.tolist() == [2.0, 4.0] and reach == 2.0
+
+
+def test_mixtures_are_not_a_distribution():
+    both = xr.concat([products([1e9]), products([1e10])], "signature", combine_attrs="override")
+    mixed = both.assign_coords(dtype=("signature", ["float32", "bfloat16"]))
+    with pytest.raises(ValueError, match="gemm holds products in bfloat16, float32: select one"):
+        model_from_measurements(context(), gemm=mixed)
+    model_from_measurements(context(), gemm=mixed.isel(signature=mixed.dtype == "float32"))
+    quiet = transfers(4, (1 << 10, 1 << 20))
+    noisy = xr.concat([quiet, quiet], "signature", combine_attrs="override")
+    with pytest.raises(ValueError, match="several configurations of allreduce, 4 ranks, 1024 B"):
+        model_from_measurements(context(), collectives=noisy)
+    with pytest.raises(ValueError, match="do not say their ranks"):
+        model_from_measurements(context(), collectives=quiet.drop_vars("ranks"))
+
+
+def test_slices_that_are_put_together_take_their_time():
+    sent = transfers(2, (1 << 10, 1 << 28), "send_recv", "inter_node")
+    extra = {}
+    for split in (True, False):
+        ctx = context(dp=2, tp=4, pp=2).with_parallelism(sequence_parallel=split)
+        model, _ = model_from_measurements(ctx, collectives=sent)
+        extra[split] = next(p.mean for k, p in model.pools.items() if k.signature.op == "send-recv")
+    assert extra[False] > 1.2 * extra[True]
 
 
 def test_pools_are_the_measured_products_against_theory():

@@ -89,3 +89,24 @@ def test_questions_that_telemetry_cannot_answer(tmp_path):
     file.write_text("t_s,gpu,throttle_reasons\n0,0,4096\n")
     with pytest.raises(ValueError, match="0x1000 are not NVML's"):
         throttling(read_telemetry(file))
+
+
+def test_logs_of_several_nodes_that_do_not_say_theirs(tmp_path):
+    for name, watts in (("first", 300), ("second", 700)):
+        (tmp_path / f"{name}.csv").write_text(
+            f"timestamp,index,power.draw [W]\n1.0,0,{watts} W\n2.0,0,{watts} W\n"
+        )
+    ds = read_telemetry(tmp_path)
+    assert ds["gpu"].values.tolist() == ["first 0", "second 0"]
+    np.testing.assert_allclose(ds["power"], [[300, 300], [700, 700]])
+
+
+def test_reasons_beside_a_benchs_trials(tmp_path):
+    from prism.fleet import read_fleet
+
+    (tmp_path / "x.csv").write_text(
+        "gpu_id,duration_s,throttle_reasons\na,1,4\na,1,0\nb,1,32\nb,1,32\n"
+    )
+    share = throttling(read_fleet(tmp_path / "x.csv"))["reason_share"]
+    assert share.sel(reason="software power cap").values.tolist() == [0.5, 0.0]
+    assert share.sel(reason="software thermal").values.tolist() == [0.0, 1.0]

@@ -174,7 +174,10 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local
+    # all ranks have to decide alike: a launcher may show each of them one GPU only
+    shown = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    on_gpu = shown > 0 and (address == "env://" or shown >= world)
+    local = local % shown if on_gpu else local
     if on_gpu:
         torch.cuda.set_device(local)
     dist.init_process_group(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,7 +33,9 @@ def measure_gemm(
 ) -> Path:
     """Time matrix products on every device of this machine, sensors read after each trial.
 
-    GPUs are timed by device events around one product, launched while another runs; CPUs by the monotonic clock.
+    GPUs are timed by device events around one product, launched while others run; CPUs by the monotonic clock. Between trials the
+    sensors are read and the device rests for as long: products of less than a few milliseconds leave a GPU cooler than
+    training would, and its power, which NVML averages over time, lower.
     Started once a machine (by ``srun`` or by hand), each leaves one file of its own in the folder, and `prism.read_fleet`
     reads the folder.
 
@@ -81,12 +84,15 @@ def measure_gemm(
                     rows += _trials(one, node, shape, dtype, trials, warmup, seed, bar)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"gemm-{node}.csv.gz"
-    part = folder / f".gemm-{node}.part.csv.gz"
+    # several tasks of a node, and devices measured one after the other, do not replace each other's
+    task = f"-task{os.environ['SLURM_LOCALID']}" if "SLURM_LOCALID" in os.environ else ""
+    name = f"gemm-{node}{task}" + ("" if ":" not in device else "-" + device.replace(":", ""))
+    target = folder / f"{name}.csv.gz"
+    part = folder / f".{name}.part.csv.gz"
     # no time stamp in the archive
     pd.DataFrame(rows).to_csv(part, index=False, compression={"method": "gzip", "mtime": 0})
     part.replace(target)
-    (folder / f"gemm-{node}.yaml").write_text(as_yaml(facts))
+    (folder / f"{name}.yaml").write_text(as_yaml(facts))
     return target
 
 

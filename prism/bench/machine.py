@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -80,9 +80,12 @@ class CpuSensors:
         if not energies or not uptime:
             return {}
         now, joules = float(uptime[0].split()[0]), sum(energies)
-        before, self._before = self._before, (now, joules)
+        before = self._before
+        if before is not None and now <= before[0]:
+            return {}  # the clock has not ticked: what was used until then counts next time
+        self._before = now, joules
         # counters wrap
-        if before is None or now <= before[0] or joules < before[1]:
+        if before is None or joules < before[1]:
             return {}
         return {"power_w": (joules - before[1]) / (now - before[0])}
 
@@ -144,11 +147,17 @@ class Nvml:
 
     def gpu(self, index: int) -> NvmlGpu:
         """One GPU by NVML's index."""
-        return NvmlGpu(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex(index))
+        return self._handle(self._nvml.nvmlDeviceGetHandleByIndex, index)
 
     def gpu_at(self, bus: str) -> NvmlGpu:
         """One GPU by its PCI bus id: CUDA counts devices in another order."""
-        return NvmlGpu(self._nvml, self._nvml.nvmlDeviceGetHandleByPciBusId(bus.encode()))
+        return self._handle(self._nvml.nvmlDeviceGetHandleByPciBusId, bus.encode())
+
+    def _handle(self, ask: Callable, which: int | bytes) -> NvmlGpu:
+        try:
+            return NvmlGpu(self._nvml, ask(which))
+        except self._nvml.NVMLError as fault:
+            raise OSError(f"NVML does not give GPU {which!r}: {fault}") from fault
 
 
 class NvmlGpu:

@@ -11,6 +11,8 @@ import numpy as np
 
 from prism.bench.machine import CpuSensors, Nvml, Sensors, kind_of_machine
 
+#: seconds for which a GPU is kept busy before a product is timed: launching one takes some ten microseconds
+LAUNCH_S = 1e-4
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -162,15 +164,20 @@ def _torch_product(m: int, n: int, k: int, dtype: str, seed: int, device: str) -
 
         return once
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    fillers = 1
 
     def on_gpu() -> float:
+        nonlocal fillers
         with torch.cuda.device(device):
-            # one product before the clock starts: the launch of the next hides behind it
-            torch.mm(a, b, out=out)
+            # products before the clock starts, for long enough that the launch of the next hides behind them
+            for _ in range(fillers):
+                torch.mm(a, b, out=out)
             begin.record()
             torch.mm(a, b, out=out)
             end.record()
             end.synchronize()
-        return begin.elapsed_time(end) / 1e3
+        seconds = begin.elapsed_time(end) / 1e3
+        fillers = int(min(100, max(1, np.ceil(LAUNCH_S / max(seconds, 1e-9)))))
+        return seconds
 
     return on_gpu

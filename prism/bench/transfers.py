@@ -16,11 +16,11 @@ def buffers(op: str, size: int, rank: int, world: int, device: str) -> Callable[
     each = -(-size // (4 * world))
     whole = torch.ones(each * world, device=device)
     part = torch.ones(each, device=device)
-    message = torch.ones(-(-size // 4), device=device)
+    # a sum of zeros stays zero, however often it is taken
+    message = torch.zeros(-(-size // 4), device=device)
     match op:
         case "all_reduce":
-            # an average of ones stays one, however often it is taken
-            return lambda: dist.all_reduce(message.fill_(1.0))
+            return lambda: dist.all_reduce(message)
         case "all_gather":
             return lambda: dist.all_gather_into_tensor(whole, part)
         case "reduce_scatter":

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from prism.tables import TableError, one_line, read_table, require_columns
+from prism.tables import TableError, numbers, one_line, read_table, require_columns
 
 #: a log is read whole
 LARGEST_LOG = 256 * 1024**2
@@ -63,8 +63,19 @@ def read_log(path: Path) -> pd.DataFrame:
 
 
 def _nccl_tests(lines: list[str]) -> pd.DataFrame | None:
+    """All runs of a log: each begins with its own name, parameters and ranks."""
     if not any("busbw" in line for line in lines):
         return None
+    runs: list[list[str]] = [[]]
+    for line in lines:
+        begins = _NCCL_NAME.search(line) if "_perf" in line else re.search(r"#\s+nThread", line)
+        if begins and any(_NCCL.match(x) for x in runs[-1]):
+            runs.append([])
+        runs[-1].append(line)
+    return pd.concat([_nccl_run(run) for run in runs], ignore_index=True)
+
+
+def _nccl_run(lines: list[str]) -> pd.DataFrame:
     ranks: dict[int, str] = {}
     rows, name = [], None
     for line in lines:
@@ -81,15 +92,15 @@ def _nccl_tests(lines: list[str]) -> pd.DataFrame | None:
     columns = ["message_bytes", "dtype", "in_place", "mean_us", "algbw", "busbw", "wrong"]
     table = pd.DataFrame(rows, columns=columns)
     table["duration_s"] = table.pop("mean_us") * 1e-6
-    table["ranks"] = max(len(ranks), 1)
-    table["nodes"] = max(len(set(ranks.values())), 1)
-    table["collective"] = name or _by_factor(table)
+    if ranks:
+        table["ranks"], table["nodes"] = len(ranks), len(set(ranks.values()))
+    table["collective"] = name or (_by_factor(table, len(ranks)) if len(table) else "unknown")
     return table.drop(columns=["algbw", "busbw"])
 
 
-def _by_factor(table: pd.DataFrame) -> str:
+def _by_factor(table: pd.DataFrame, n: int) -> str:
     """Which collective it was, from the ratio of both bandwidths at the largest size."""
-    n, last = int(table["ranks"].iloc[0]), table.loc[table["algbw"].idxmax()]
+    last = table.loc[table["algbw"].idxmax()]
     ratio = last["busbw"] / last["algbw"] if last["algbw"] > 0 else np.nan
     for name, factor in _FACTORS.items():
         if n > 2 and abs(ratio - factor(n)) < 0.02 * factor(n):
@@ -105,7 +116,8 @@ def _ping_pong(lines: list[str]) -> pd.DataFrame | None:
 
 
 def _osu(lines: list[str]) -> pd.DataFrame | None:
-    """Size and average latency in microseconds; with ``-f`` also the least and largest over ranks."""
+    """Size and average latency in microseconds; with ``-f`` also the least and largest over ranks. Sizes of all-gather and
+    all-to-all are of one rank there, and how many ranks there were it does not say."""
     title = next((f[1] for line in lines if (f := _OSU.match(line))), None)
     header = next(
         (line for line in lines if line.startswith("#") and "Latency" in line and "Size" in line),
@@ -131,7 +143,7 @@ def _osu(lines: list[str]) -> pd.DataFrame | None:
     if full and all(len(r) > 3 for r in rows):
         out["earliest_s"] = [r[2] * 1e-6 for r in rows]
     name = re.sub(r"[^a-z0-9]", "", title.lower())
-    return out.assign(collective=name)
+    return out.assign(collective={"": "sendrecv", "latency": "sendrecv"}.get(name, name))
 
 
 def read_crab(folder: Path) -> pd.DataFrame:
@@ -146,22 +158,23 @@ def read_crab(folder: Path) -> pd.DataFrame:
         nodes, split = int(options["numnodes"]), str(options.get("partitionsplit", "100"))
         per_node = int(options.get("ppn", 1))
         extra = str(options.get("extrainfo", ""))
-    except (OSError, ValueError, KeyError, TypeError) as fault:
+        taking_part = nodes * int(split.split(":")[0]) // 100
+        wrappers = {k: Path(str(v.get("path", ""))).stem for k, v in apps.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
         raise TableError(f"{folder}: no config.json of CRAB: {fault!r}") from fault
-    taking_part = nodes * int(split.split(":")[0]) // 100
     tables = []
     for file in sorted(folder.glob("data_app_*.csv")):
         number = file.stem.rpartition("_")[2]
         table = read_table(file)
         wanted = [f"{number}_{w}-Duration_s" for w in ("Max", "Min")]
         require_columns(table, ("msg_size", *wanted), file)
-        wrapper = Path(str(apps.get(number, {}).get("path", ""))).stem
+        wrapper = wrappers.get(number, "")
         tables.append(
             pd.DataFrame(
                 {
                     "collective": _CRAB.get(wrapper, wrapper or "unknown"),
                     "message_bytes": table["msg_size"],
-                    "iteration": np.arange(len(table)),
+                    "iteration": table.groupby("msg_size").cumcount(),
                     "duration_s": table[wanted[0]],
                     "earliest_s": table[wanted[1]],
                 }
@@ -180,12 +193,12 @@ def per_rank_columns(table: pd.DataFrame, path: Path) -> pd.DataFrame | None:
     columns = [c for c in table.columns if re.fullmatch(r"Rank\d+Time\(us\)", str(c))]
     if "#MessageSize" not in table or not columns:
         return None
-    times = table[columns].to_numpy(float) * 1e-6
+    times = np.column_stack([numbers(table, c, path, least=0) for c in columns]) * 1e-6
     return pd.DataFrame(
         {
             "collective": re.sub(r"(_\d+)+$", "", path.name.split(".")[0]),
             "message_bytes": table["#MessageSize"],
-            "iteration": np.arange(len(table)),
+            "iteration": table.groupby("#MessageSize").cumcount(),
             "ranks": len(columns),
             "duration_s": times.max(axis=1),
             "earliest_s": times.min(axis=1),
@@ -197,7 +210,7 @@ def nccl_csv(path: Path) -> pd.DataFrame | None:
     """nccl-tests as CSV, whose header names time, bandwidths and #wrong twice: out of place, then in place."""
     with path.open(encoding="utf-8", errors="replace") as file:
         header = file.readline().strip().split(",")
-    if header[:1] != ["size"] or header.count("#wrong") != 2:
+    if header[:1] != ["size"] or header.count("#wrong") != 2 or not {"type", "time"} <= set(header):
         return None
     names = [f"{c}_{header[:i].count(c)}" for i, c in enumerate(header)]
     table = pd.read_csv(path, names=names, skiprows=1)

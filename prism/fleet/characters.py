@@ -243,10 +243,10 @@ def _spearman(a: np.ndarray, b: np.ndarray, confidence: float) -> tuple[float, f
     if n < 4 or np.ptp(a[both]) == 0 or np.ptp(b[both]) == 0:
         return np.nan, np.nan, np.nan, n
     r = float(stats.spearmanr(a[both], b[both]).statistic)
-    if abs(r) >= 1:
-        return r, r, r, n
+    # a perfect order of few devices comes about by chance
+    inner = float(np.clip(r, -1 + 1 / n**2, 1 - 1 / n**2))
     half = stats.norm.ppf((1 + confidence) / 2) * np.sqrt((1 + r**2 / 2) / (n - 3))
-    low, high = np.tanh(np.arctanh(r) + np.array([-half, half]))
+    low, high = np.tanh(np.arctanh(inner) + np.array([-half, half]))
     return r, float(low), float(high), n
 
 

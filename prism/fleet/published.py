@@ -97,7 +97,15 @@ def read_kernel_tuner(path: Path) -> pd.DataFrame:
         device, kernel = str(cache["device_name"]), str(cache["kernel_name"])
     except TableError:
         raise
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as fault:
         raise TableError(f"{path}: not a cache file of Kernel Tuner: {fault!r}") from fault
     if not rows:
         raise TableError(f"{path}: no configuration has times")

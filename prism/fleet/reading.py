@@ -168,6 +168,10 @@ def _tidy(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, dict[str, int]
                 kept, column, path, empty=not required, missing=None if required else MISSING
             )
             out[name] = values * factor
+    if "dtype" in kept:
+        out["dtype"] = kept["dtype"].astype("string").fillna("").astype(str)
+    if "run" in kept:
+        out["run"] = pd.to_numeric(kept["run"], errors="coerce")
     if set(SHAPE) <= set(kept.columns):
         out["flop"] = 2 * np.prod([numbers(kept, c, path, least=1) for c in SHAPE], axis=0)
     bad = ~(out["duration"] > 0)
@@ -197,8 +201,10 @@ def _without_duplicates(table: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 
 def _to_dataset(rows: pd.DataFrame, counts: dict[str, int], path: Path, cold: int) -> xr.Dataset:
-    if "started_at" in rows:
-        rows = rows.sort_values("started_at", kind="stable")
+    in_time = [c for c in ("started_at", "run") if c in rows]
+    if in_time:
+        rows = rows.sort_values(in_time, kind="stable", na_position="first")
+    rows, by_node = _named_by_node(rows)
     rows = _warm(rows, cold, path)
     gpus = np.unique(rows["gpu"])
     signatures = np.unique(rows["signature"])
@@ -229,8 +235,9 @@ def _to_dataset(rows: pd.DataFrame, counts: dict[str, int], path: Path, cold: in
         "node": ("gpu", place["node"].to_numpy().astype("U")),
         "rack": ("gpu", place["cabinet"].to_numpy().astype("U")),
     }
-    if "flop" in rows:
-        coords["flop"] = ("signature", _flop(rows, signatures, path))
+    for name in ("flop", "dtype"):
+        if name in rows:
+            coords[name] = ("signature", _of_kernel(rows, signatures, name, path))
     return schema.dataset(
         data,
         coords=coords,
@@ -240,6 +247,7 @@ def _to_dataset(rows: pd.DataFrame, counts: dict[str, int], path: Path, cold: in
             "file": path.name,
             **counts,
             "cold_runs_dropped": cold,
+            "gpus_named_by_node": by_node,
             "gpus_on_several_nodes": int((moved > 1).sum()),
         },
     )
@@ -254,11 +262,23 @@ def _warm(rows: pd.DataFrame, cold: int, path: Path) -> pd.DataFrame:
     return left
 
 
-def _flop(rows: pd.DataFrame, signatures: np.ndarray, path: Path) -> np.ndarray:
-    per = rows.groupby("signature")["flop"]
+def _named_by_node(rows: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """Devices that most nodes have, by their place on it: then a device is its node's. Single ones that moved are left alone."""
+    known = rows[rows["node"] != ""]
+    nodes = known.groupby("gpu")["node"].nunique()
+    if nodes.size == 0 or (nodes > 1).mean() <= 0.5:
+        return rows, False
+    return rows.assign(gpu=rows["node"] + "/" + rows["gpu"]), True
+
+
+def _of_kernel(rows: pd.DataFrame, signatures: np.ndarray, name: str, path: Path) -> np.ndarray:
+    """What all rows of a kernel have in common."""
+    per = rows.groupby("signature")[name]
     mixed = per.nunique()
     if (mixed > 1).any():
+        what = "sizes" if name == "flop" else "dtypes"
         raise TableError(
-            f"{path}: kernel {mixed.idxmax()!r} has rows of several sizes; name them apart"
+            f"{path}: kernel {mixed.idxmax()!r} has rows of several {what}; name them apart"
         )
-    return per.first().loc[signatures].to_numpy()
+    found = per.first().loc[signatures].to_numpy()
+    return found if name == "flop" else found.astype("U")
