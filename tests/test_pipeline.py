@@ -47,7 +47,7 @@ def clone(root, tmp_path_factory) -> Path:
         "dp: [32, 128, 512, 2048]": "dp: [2, 8]",
         "  draws: 2000": "  draws: 200",
         "schedules: [1f1b, interleaved_1f1b, zb_h1, zbv]": "schedules: [1f1b, zbv]",
-        "bandwidths: [1.0e9, 3.0e9, 1.0e10, 3.0e10, 1.0e11]": "bandwidths: [1.0e9, 1.0e11]",
+        "bandwidths: [1.0e+9, 3.0e+9, 1.0e+10, 3.0e+10, 1.0e+11]": "bandwidths: [1.0e+9, 1.0e+11]",
         "  draws: 300": "  draws: 100",
     }
     for old, new in smaller.items():
