@@ -76,7 +76,7 @@ def variance_components(x, *, confidence: float = 0.95) -> Components:
     >>> x = 10 + 2 * rng.normal(size=(200, 1)) + rng.normal(size=(200, 20))
     >>> c = variance_components(x)
     >>> round(c.between, 1), round(c.within, 1), round(c.share, 1)
-    (2.1, 1.0, 0.8)
+    (1.9, 1.0, 0.8)
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}")

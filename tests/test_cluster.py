@@ -63,7 +63,7 @@ def ledger(run) -> dict[str, float]:
     return dict(zip(run.scenario.values.tolist(), run.gpu_seconds.values.tolist(), strict=True))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     policy=st.sampled_from(list(POLICIES)),

@@ -42,6 +42,9 @@ def clone(root, tmp_path_factory) -> Path:
     smaller = {
         "bootstrap: 199": "bootstrap: 99",
         "rounds: 1500": "rounds: 300",
+        "policies: [FCFS, EASY, SRTF, Arena*]": "policies: [FCFS, SRTF]",
+        "seeds: 5": "seeds: 2",
+        "slow_node: [1.1, 1.64]": "slow_node: [1.64]",
         "overruns: [killable, clamp, reestimate, demote, requeue, restart]": "overruns: [killable, demote]",
         "path: inputs/training #": "path: inputs/training/steady #",
         "dp: [32, 128, 512, 2048]": "dp: [2, 8]",
