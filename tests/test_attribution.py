@@ -198,7 +198,7 @@ def test_elasticity_of_many_alike_ranks_is_their_share():
     pools = {PoolKey(COMPUTE): LogNormal.from_moments(1.0, 0.05), PoolKey(DP): Fixed(0.1)}
     found = steadying(StepModel(b.build(list(range(8))), pools), by="rank", draws=4000)
     values = found["elasticity"].values
-    assert values.sum() == pytest.approx(values.mean() * 8) and 0.85 < values.sum() < 1.0
+    assert 0.85 < values.sum() < 1.0
     assert np.ptp(values) < 0.16
     assert found["elasticity_interval"].shape == (8, 2)
 
