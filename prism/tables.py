@@ -21,6 +21,14 @@ _UNREADABLE = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, zipfil
 LARGEST_WHOLE = 2.0**53
 
 
+def table_files(folder: Path) -> list[Path]:
+    """Tables in a folder, by name. Raises `TableError` if there is none."""
+    files = sorted(f for f in folder.iterdir() if f.name.endswith((".csv", ".csv.gz", ".parquet")))
+    if not files:
+        raise TableError(f"{folder}: holds no .csv, .csv.gz or .parquet")
+    return files
+
+
 def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
     """Read a ``.parquet`` or (compressed) CSV file, columns in `text` as strings.
 

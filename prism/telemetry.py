@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from prism import schema
-from prism.tables import TableError, labels, numbers, one_line, read_table
+from prism.tables import TableError, labels, numbers, one_line, read_table, table_files
 
 #: NVML's clock-event reasons by bit (nvmlClocksEventReason*)
 REASONS = {
@@ -77,11 +77,7 @@ def read_telemetry(path: str | Path) -> xr.Dataset:
 
 def _table(path: Path) -> pd.DataFrame:
     if path.is_dir():
-        files = sorted(
-            f for f in path.iterdir() if f.name.endswith((".csv", ".csv.gz", ".parquet"))
-        )
-        if not files:
-            raise TableError(f"{path}: holds no .csv, .csv.gz or .parquet")
+        files = table_files(path)
         return pd.concat([_of_a_node(f) for f in files], ignore_index=True)
     return _without_units(read_table(path))
 

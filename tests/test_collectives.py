@@ -181,7 +181,7 @@ def test_other_files_are_refused_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "crab").mkdir()
     (tmp_path / "crab/config.json").write_text("[]")
-    for name, message in (("x.log", "no measurement"), ("empty", "neither tables"), ("crab", "no config.json of CRAB"), ("none.csv", "no such file")):  # fmt: skip
+    for name, message in (("x.log", "no measurement"), ("empty", "holds no .csv"), ("crab", "no config.json of CRAB"), ("none.csv", "no such file")):  # fmt: skip
         with pytest.raises(CollectivesError, match=message):
             read_collectives(tmp_path / name)
 

@@ -195,11 +195,16 @@ def _rank(
         try:
             run = buffers(op, size, rank, world, device)
             run()
-        except (RuntimeError, NotImplementedError, ValueError) as fault:
+        except torch.OutOfMemoryError:
+            # of one rank: the others would wait for it
+            raise
+        except (RuntimeError, ValueError) as fault:
             # a backend refuses an op on all ranks alike, before anything is sent
             left_out[op] = str(fault).splitlines()[0]
             continue
         rows += timed(run, op, size, rank, world, node, job["warmup"], job["iterations"], device)
+    if not rows:
+        raise CollectiveError(f"the backend has none of these ops: {left_out}")
     name = folder / f"collective-{node}-rank{rank}.csv.gz"
     part = folder / f".collective-{node}-rank{rank}.part.csv.gz"
     pd.DataFrame(rows).to_csv(part, index=False, compression={"method": "gzip", "mtime": 0})

@@ -11,7 +11,15 @@ import xarray as xr
 from prism import schema
 from prism.collectives.arrivals import joined
 from prism.collectives.published import nccl_csv, per_rank_columns, read_crab, read_log
-from prism.tables import TableError, labels, numbers, one_line, read_table, require_columns
+from prism.tables import (
+    TableError,
+    labels,
+    numbers,
+    one_line,
+    read_table,
+    require_columns,
+    table_files,
+)
 
 #: names of one quantity -> name and factor to seconds
 TIMES = {
@@ -75,11 +83,7 @@ def _rows(path: Path) -> pd.DataFrame:
     if path.is_dir():
         if (path / "config.json").is_file():
             return read_crab(path)
-        files = sorted(
-            f for f in path.iterdir() if f.name.endswith((".csv", ".csv.gz", ".parquet"))
-        )
-        if not files:
-            raise TableError(f"{path}: holds neither tables nor a config.json of CRAB")
+        files = table_files(path)
         return _standard(pd.concat([read_table(f) for f in files], ignore_index=True), path)
     if path.suffix in (".out", ".log", ".txt"):
         return read_log(path)

@@ -12,7 +12,15 @@ from prism import schema
 from prism.fleet.published import MISSING, made_tidy, read_kernel_tuner
 from prism.fleet.reference import ReferenceFleet, synthetic_fleet
 from prism.specs import read_spec
-from prism.tables import TableError, labels, numbers, one_line, read_table, require_columns
+from prism.tables import (
+    TableError,
+    labels,
+    numbers,
+    one_line,
+    read_table,
+    require_columns,
+    table_files,
+)
 
 #: names in the tidy form -> name and factor to SI; a column may come in either unit
 TIDY = {
@@ -121,11 +129,7 @@ def together(*fleets: xr.Dataset) -> xr.Dataset:
 
 def _table(path: Path) -> pd.DataFrame:
     if path.is_dir():
-        files = sorted(
-            f for f in path.iterdir() if f.name.endswith((".csv", ".csv.gz", ".parquet"))
-        )
-        if not files:
-            raise TableError(f"{path}: holds no .csv, .csv.gz or .parquet")
+        files = table_files(path)
         return pd.concat([read_table(f, TEXT) for f in files], ignore_index=True)
     if path.name.endswith((".json", ".json.gz")):
         return read_kernel_tuner(path)
