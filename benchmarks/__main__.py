@@ -18,15 +18,15 @@ import numpy as np
 from benchmarks import graphs, profiler_file
 from prism import cluster
 from prism.cluster.jobs import ReferenceJobs, synthetic_jobs
-from prism.context import Context, Parallelism, Topology, Workload
-from prism.coupling import Coupling
-from prism.model import StepModel
-from prism.montecarlo import propagate, simulate
-from prism.pools import Empirical, LogNormal
-from prism.signature import PoolKey, Signature
+from prism.context.analytic_model import model_from_context
+from prism.context.context import Context, Parallelism, Topology, Workload
+from prism.model.coupling import Coupling
+from prism.model.engine.montecarlo import propagate, simulate
+from prism.model.pools import Empirical, LogNormal
+from prism.model.signature import PoolKey, Signature
+from prism.model.step_model import StepModel
 from prism.traces import build_graph, read_trace
-from prism.traces.kineto import read_kineto
-from prism.workload import model_from_context
+from prism.traces.profiler.events import read_kineto
 
 FOUR_LEVELS = {"step": 0.4, "node": 0.3, "rank": 0.5, "microbatch": 0.4}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from prism.dag import WorkloadDAG
-from prism.schedules import one_f_one_b
-from prism.signature import Signature
+from prism.model.dag import WorkloadDAG
+from prism.model.schedules import one_f_one_b
+from prism.model.signature import Signature
 
 
 def from_edges(src, dst, n: int, rank, microbatch) -> WorkloadDAG:
@@ -70,8 +70,8 @@ def kernels_1f1b(stages: int, microbatches: int, kernels: int) -> WorkloadDAG:
 
 
 def _topological(src: np.ndarray, dst: np.ndarray, n: int) -> np.ndarray:
-    from prism import _graph
+    from prism.model import _graph_loops
 
     order = np.argsort(src, kind="stable")
     ptr = np.concatenate([[0], np.cumsum(np.bincount(src, minlength=n))]).astype(np.int64)
-    return _graph.topological_order(n, ptr, dst[order])
+    return _graph_loops.topological_order(n, ptr, dst[order])

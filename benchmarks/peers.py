@@ -7,7 +7,7 @@ from collections import deque
 import networkx as nx
 import numpy as np
 
-from prism.dag import WorkloadDAG
+from prism.model.dag import WorkloadDAG
 
 
 def networkx_graph(dag: WorkloadDAG, duration: np.ndarray) -> nx.DiGraph:

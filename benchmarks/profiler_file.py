@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from prism.traces.kinetofields import Event
+from prism.traces.profiler.fields import Event
 
 
 def write(path: Path, size: int) -> Path:

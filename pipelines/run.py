@@ -21,7 +21,7 @@ from papermill.exceptions import PapermillExecutionError
 from traitlets.config import Config
 
 from prism import study
-from prism.specs import SpecError
+from prism.base.specs import SpecError
 
 CELL_TIMEOUT_S = 1800
 # ipykernel 7 warns at each start about the transport of a local kernel

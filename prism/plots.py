@@ -77,7 +77,7 @@ def clock_and_power(ds: xr.Dataset, ax):
 
 
 def latency(ds: xr.Dataset, ax):
-    """p50 over message size with the band to p99, a colour a collective (`prism.collectives.latency`)."""
+    """p50 over message size with the band to p99, a colour a collective (`prism.measure.collectives.latency`)."""
     for i, name in enumerate(dict.fromkeys(ds["collective"].values.astype(str))):
         row = ds.isel(signature=np.flatnonzero(ds["collective"].values == name)).sortby(
             "message_bytes"
@@ -95,7 +95,7 @@ def latency(ds: xr.Dataset, ax):
 def pool_fits(samples: np.ndarray, fits, ax, *, source: xr.Dataset):
     """Fitted quantiles over the sample's, by normal score: on the zero line the fit is right.
 
-    `fits` maps a label to a `prism.poolfit.Fit`.
+    `fits` maps a label to a `prism.model.pools.Fit`.
     """
     observed = np.sort(samples)
     q = (np.arange(observed.size) + 0.5) / observed.size
@@ -158,7 +158,7 @@ def quantile_quantile(ds: xr.Dataset, ax):
 
 def growth(ds: xr.Dataset, component: str, ax):
     """Standard deviation of step time over the size of a job, with intervals; one line a scenario. `ds` is of
-    `prism.scaling.scale`."""
+    `prism.whatif.scale`."""
     for name in ds["scenario"].values:
         row = ds.sel(scenario=name, component=component)
         y, (low, high) = 1e3 * row["step_std"].values, 1e3 * row["step_std_interval"].values.T
@@ -229,7 +229,7 @@ def heatmap(ds: xr.Dataset, ax):
 
 def position_costs(by_label, ax):
     """Increase of p95 over the share of the longest path of what the bad node holds; one colour a label. `by_label` maps
-    labels to Datasets of `prism.placement.position_costs`."""
+    labels to Datasets of `prism.whatif.position_costs`."""
     for i, (label, ds) in enumerate(by_label.items()):
         y, (low, high) = 100 * ds["increase"].values, 100 * ds["increase_interval"].values.T
         error = np.maximum([y - low, high - y], 0)
@@ -242,7 +242,7 @@ def position_costs(by_label, ax):
 
 
 def distance(ds: xr.Dataset, what: str, ax):
-    """Increase of p95 over bandwidth, a line a jitter (`prism.datacenters.distance`, at its first latency); `what` was cut."""
+    """Increase of p95 over bandwidth, a line a jitter (`prism.whatif.distance`, at its first latency); `what` was cut."""
     for jitter in ds["jitter"].values:
         row = ds.isel(latency=0).sel(jitter=jitter)
         y, (low, high) = 100 * row["increase"].values, 100 * row["increase_interval"].values.T

@@ -21,16 +21,18 @@ import numpy as np
 import xarray as xr
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from prism import schema, traces, workload
+from prism import traces
+from prism.base import schema
+from prism.base.specs import Spec, read_spec
+from prism.base.stats import min_draws
 from prism.cluster import jobs as _jobs
 from prism.cluster.runtimes import LARGEST_CV
-from prism.collectives import read_collectives
-from prism.context import Context, read_context
-from prism.fleet import read_fleet
-from prism.model import StepModel
-from prism.modelfile import read_model, to_dataset
-from prism.specs import Spec, read_spec
-from prism.stats import min_draws
+from prism.context import analytic_model
+from prism.context.context import Context, read_context
+from prism.measure.collectives import read_collectives
+from prism.measure.fleet import read_fleet
+from prism.model.model_file import read_model, to_dataset
+from prism.model.step_model import StepModel
 
 #: enough for a guarantee and for both ends of an interval of p95
 Draws = Annotated[int, Field(ge=min_draws(0.95, confidence=0.975))]
@@ -218,7 +220,9 @@ def open_model(
         case ".yaml" | ".yml":
             variability = open_fleet(fleet) if fleet else None
             context = _named(name, read_context)
-            return workload.model_from_context(context, variability=variability, kernel=kernel)
+            return analytic_model.model_from_context(
+                context, variability=variability, kernel=kernel
+            )
         case _:
             trace = _named(name, traces.read_trace)
             return traces.model_from_trace(trace, gpus_per_node=gpus_per_node)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from prism.dag import WorkloadDAG
-from prism.dagbuilder import DagBuilder
-from prism.signature import PoolKey, Signature
+from prism.model.dag import WorkloadDAG
+from prism.model.dag_builder import DagBuilder
+from prism.model.signature import PoolKey, Signature
 
 
 def random_dag(rng: np.random.Generator, n: int, density: float = 0.2) -> WorkloadDAG:

@@ -6,11 +6,11 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from prism import schema
-from prism.dag import WorkloadDAG
-from prism.dagbuilder import DagBuilder
-from prism.montecarlo import propagate
-from prism.signature import Signature
+from prism.base import schema
+from prism.model.dag import WorkloadDAG
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine.montecarlo import propagate
+from prism.model.signature import Signature
 
 COMPUTE = {"step": 0.35, "rank": 0.3, "microbatch": 0.75}
 TRANSFER = {"step": 0.5}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from prism.attribution import ablate, budget, partition, steadying
-from prism.dagbuilder import DagBuilder
-from prism.model import StepModel
-from prism.montecarlo import simulate
-from prism.pools import Empirical, Fixed, Gamma, LogNormal, Normal, Scaled
-from prism.signature import PoolKey, Signature
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import Empirical, Fixed, Gamma, LogNormal, Normal, Scaled
+from prism.model.signature import PoolKey, Signature
+from prism.model.step_model import StepModel
 
 COMPUTE, TP, DP = Signature("work"), Signature("tp", role="tp", scope="intra_node"), Signature("dp", role="dp", scope="inter_node")  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_every_op_is_of_one_component_invariant():
 
 def test_a_budget_under_a_scenario_is_of_what_the_scenario_made():
     """Ops that a scenario changed vary with the rest: half the spread is half the spread."""
-    from prism.degradations import HotGpu, NodeSpeeds
+    from prism.whatif.degradations import HotGpu, NodeSpeeds
 
     model = NodeSpeeds({0: 2.0})(serial())
     now = float(np.quantile(simulate(model, 2000)["step_time"], 0.95))

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from prism import cli, collectives, fleet, telemetry
-from prism.bench import (
+from prism.cli import main
+from prism.measure import collectives, fleet, telemetry
+from prism.measure.bench import (
     CollectiveError,
     collective,
     machine,
@@ -285,9 +286,9 @@ def test_a_gpu_is_timed_by_events_behind_another_product_stand_in(tmp_path, monk
 
 def test_the_command_line_measures(tmp_path, capsys):
     out = str(tmp_path / "g")
-    assert cli.main(["bench", "gemm", out, "--shape", "16x16x16", "--trials", "5", "--device", "numpy"]) == 0  # fmt: skip
+    assert main.main(["bench", "gemm", out, "--shape", "16x16x16", "--trials", "5", "--device", "numpy"]) == 0  # fmt: skip
     assert "5 trials of 1 products" in capsys.readouterr().out
-    assert cli.main(["bench", "telemetry", str(tmp_path / "t"), "--seconds", "0.2", "--device", "cpu"]) == 0  # fmt: skip
-    assert cli.main(["bench", "gemm", out, "--device", "tpu"]) == 2
+    assert main.main(["bench", "telemetry", str(tmp_path / "t"), "--seconds", "0.2", "--device", "cpu"]) == 0  # fmt: skip
+    assert main.main(["bench", "gemm", out, "--device", "tpu"]) == 2
     assert "prism: device 'tpu' is not" in capsys.readouterr().err
     assert Path(out).is_dir()

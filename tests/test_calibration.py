@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism import analytic
-from prism.calibration import calibrate, fit_efficiency, leave_one_out
-from prism.context import Context, Parallelism, Topology, Workload
-from prism.hardware import Efficiency, presets
-from prism.workload import deterministic_step
+from prism.base.presets import presets
+from prism.context import analytic
+from prism.context.analytic_model import deterministic_step
+from prism.context.calibration import calibrate, fit_efficiency, leave_one_out
+from prism.context.context import Context, Parallelism, Topology, Workload
+from prism.context.topology import Efficiency
 
 
 def context(row: dict) -> Context:

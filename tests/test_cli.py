@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from prism import cli
+from prism.cli import main
 
 
 def test_simulate_prints_quantiles_and_guarantee(straggler_trace, capsys):
-    assert cli.main(["simulate", str(straggler_trace), "--json"]) == 0
+    assert main.main(["simulate", str(straggler_trace), "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
     simulated = out["simulated"]
     assert simulated["p5"] < simulated["p50"] < simulated["p95"] <= out["guarantee"]["bound"]
     assert out["steps"] == {"ST": 32, "SE": 43}[straggler_trace.stem[-2:]]
-    assert cli.main(["simulate", str(straggler_trace)]) == 0
+    assert main.main(["simulate", str(straggler_trace)]) == 0
     text = capsys.readouterr().out
     assert f"{out['guarantee']['bound']:.4f}" in text
     assert f"{out['measured']['p95']:.4f}" in text
@@ -31,10 +31,10 @@ def test_a_folder_of_profiler_traces_in_one_command(prism_data, tmp_path, capsys
     folder = str(prism_data / "traces/param_dlrm_8rank")
     out, chrome = tmp_path / "draws.nc", tmp_path / "p95.json"
     arguments = ["simulate", folder, "--draws", "200", "--out", str(out), "--chrome", str(chrome)]
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     text = capsys.readouterr().out
     assert "1 step: how steps differ is not known" in text and "note: device ops outside" in text
-    assert cli.main([*arguments, "--json"]) == 0
+    assert main.main([*arguments, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["replay_largest_error"]["without_gaps"] < 0.01
     pools = said["largest_pools"]
@@ -50,7 +50,7 @@ def test_a_folder_of_profiler_traces_in_one_command(prism_data, tmp_path, capsys
 def test_validate_prints_the_procedure_and_its_baselines(prism_data, tmp_path, capsys):
     trace = str(prism_data / "traces/straggler_analysis/trace-ST.parquet")
     out = tmp_path / "validation.nc"
-    assert cli.main(["validate", trace, "--draws", "1000", "--json", "--out", str(out)]) == 0
+    assert main.main(["validate", trace, "--draws", "1000", "--json", "--out", str(out)]) == 0
     said = json.loads(capsys.readouterr().out)
     for key in ("ks_in_sample", "ks_cross_validated", "ks_noise_floor", "crps", "mean_error", "std_error",
                 "p95_error", "p95_error_interval", "coverage", "gaps_kept", "loadings"):  # fmt: skip
@@ -58,7 +58,7 @@ def test_validate_prints_the_procedure_and_its_baselines(prism_data, tmp_path, c
     assert set(said["baselines"]) == {"independent", "means only", "resampled"}
     with xr.open_dataset(out, engine="h5netcdf") as saved:
         assert float(saved.ks_in_sample.sel(scenario="model")) == said["ks_in_sample"]
-    assert cli.main(["validate", trace, "--draws", "1000"]) == 0
+    assert main.main(["validate", trace, "--draws", "1000"]) == 0
     text = capsys.readouterr().out
     assert f"{said['crps']:.5f}" in text and "joint event of embedding-grads-all-reduce" in text
 
@@ -66,16 +66,16 @@ def test_validate_prints_the_procedure_and_its_baselines(prism_data, tmp_path, c
 @pytest.mark.filterwarnings("ignore::prism.traces.TraceWarning")
 def test_validate_says_what_few_steps_cannot_tell(prism_data, capsys):
     three = str(prism_data / "traces/tracelens/mi300_resnet_ddp.rank0of8.json.gz")
-    assert cli.main(["validate", three, "--draws", "100"]) == 0
+    assert main.main(["validate", three, "--draws", "100"]) == 0
     assert "too few steps to leave any out" in capsys.readouterr().out
-    assert cli.main(["validate", str(prism_data / "traces/param_dlrm_8rank")]) == 2
+    assert main.main(["validate", str(prism_data / "traces/param_dlrm_8rank")]) == 2
     assert "one measured step has no distribution" in capsys.readouterr().err
 
 
 def test_same_seed_same_output(straggler_trace, capsys):
     outputs = []
     for seed in ("3", "3", "4"):
-        cli.main(["simulate", str(straggler_trace), "--json", "--seed", seed])
+        main.main(["simulate", str(straggler_trace), "--json", "--seed", seed])
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1] != outputs[2]
 
@@ -91,7 +91,7 @@ def test_same_seed_same_output(straggler_trace, capsys):
 )
 def test_bad_input_is_one_line_and_status_2(root, arguments, message):
     ran = subprocess.run(
-        [sys.executable, "-m", "prism.cli", "simulate", *arguments],
+        [sys.executable, "-m", "prism", "simulate", *arguments],
         capture_output=True, text=True, cwd=root,
     )  # fmt: skip
     assert ran.returncode == 2
@@ -101,7 +101,7 @@ def test_bad_input_is_one_line_and_status_2(root, arguments, message):
 
 
 def test_too_few_draws_are_refused(straggler_trace, capsys):
-    assert cli.main(["simulate", str(straggler_trace), "--draws", "58"]) == 2
+    assert main.main(["simulate", str(straggler_trace), "--draws", "58"]) == 2
     assert "simulate at least 59" in capsys.readouterr().err
 
 
@@ -117,7 +117,7 @@ def test_a_spec_is_simulated_without_python(tmp_path, capsys):
     file, steps = tmp_path / "job.yaml", tmp_path / "steps.csv"
     file.write_text(SPEC)
     assert (
-        cli.main(
+        main.main(
             ["simulate", str(file), "--draws", "300", "--json", "--out", str(tmp_path / "x.nc")]
         )
         == 0
@@ -131,7 +131,7 @@ def test_a_spec_is_simulated_without_python(tmp_path, capsys):
     assert 0 < said["memory_bytes"] < said["gpu_memory_bytes"]
     assert xr.load_dataset(tmp_path / "x.nc").sizes["draw"] == 300
     steps.write_text("step_time_ms\n" + "\n".join(str(1e3 * q["p50"]) for _ in range(5)) + "\n")
-    assert cli.main(["simulate", str(file), "--draws", "300", "--measured", str(steps)]) == 0
+    assert main.main(["simulate", str(file), "--draws", "300", "--measured", str(steps)]) == 0
     out = capsys.readouterr().out
     assert "against 5 measured steps: KS 0.5" in out and "on the longest path" in out
 
@@ -153,6 +153,6 @@ def test_a_spec_is_simulated_without_python(tmp_path, capsys):
 def test_a_spec_that_cannot_be_is_one_line(tmp_path, capsys, change, message):
     file = tmp_path / "job.yaml"
     file.write_text(SPEC.replace(*change))
-    assert cli.main(["simulate", str(file), "--draws", "100"]) == 2
+    assert main.main(["simulate", str(file), "--draws", "100"]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from prism import schema
+from prism.base import schema
+from prism.base.specs import SpecError
 from prism.cluster import (
     ESTIMATES,
     OVERRUNS,
@@ -34,7 +35,6 @@ from prism.cluster import (
 )
 from prism.cluster.policies import fcfs, srtf
 from prism.cluster.runtimes import RunTimes, run_times
-from prism.specs import SpecError
 
 FREE = Checkpoint(interval_s=1e9, write_s=0.0, restart_s=0.0)
 
@@ -657,7 +657,7 @@ def test_what_is_known_of_a_run_time_against_scipy():
     a = elapsed / 1000
     expected = [1000 * stats.truncnorm((x - 1) / 0.2, np.inf, 1, 0.2).mean() for x in a]
     np.testing.assert_allclose(times.beyond(elapsed), expected, rtol=1e-4)
-    from prism.pools import LogNormal
+    from prism.model.pools import LogNormal
 
     pool = LogNormal.from_moments(1.0, 0.3)
     of_pool = RunTimes(np.full(2, 1000.0), np.full(2, 0.3), pool)
@@ -670,7 +670,7 @@ def test_what_is_known_of_a_run_time_against_scipy():
 
 
 def test_a_pool_of_steps_is_a_run_time():
-    from prism.pools import Gamma
+    from prism.model.pools import Gamma
 
     jobs = random_log(2)
     run = run_cluster(jobs, Cluster(16, rounds=2000), "SRTF", cv=Gamma(25.0, 0.04), estimate="p95")
@@ -837,28 +837,28 @@ def test_policies_of_old_still_work_beside_the_new():
 
 @pytest.mark.parametrize("name", ["prints", "json", "files"])
 def test_the_command_line_schedules(tmp_path, capsys, root, name):
-    from prism import cli
+    from prism.cli import main
 
     base = ["schedule", str(root / "inputs/reference_jobs.yaml"), "--gpus", "32", "--rounds", "200", "--seeds", "2", "--policy", "SRTF"]  # fmt: skip
     if name == "prints":
-        assert cli.main(base) == 0
+        assert main.main(base) == 0
         said = capsys.readouterr().out
         assert "synthetic" in said and "offered load" in said and "p95" in said
-        assert cli.main([*base, "--interval", "often"]) == 2
+        assert main.main([*base, "--interval", "often"]) == 2
         assert "needs seconds, or young-daly" in capsys.readouterr().err
-        assert cli.main([*base, "--estimate", "guess"]) == 2
+        assert main.main([*base, "--estimate", "guess"]) == 2
         assert "unknown estimate 'guess'" in capsys.readouterr().err
     elif name == "json":
-        assert cli.main([*base, "--json"]) == 0
+        assert main.main([*base, "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)["rows"]
         assert [r["estimate"] for r in rows] == ["point", "p95"] and len(
             rows[1]["ratio_interval"]
         ) == 2
     else:
         assert (
-            cli.main([*base, "--out", str(tmp_path / "x.nc"), "--latex", str(tmp_path / "x.tex")])
+            main.main([*base, "--out", str(tmp_path / "x.nc"), "--latex", str(tmp_path / "x.tex")])
             == 0
         )
         assert (tmp_path / "x.nc").stat().st_size > 0
         assert "% synthetic job log" in (tmp_path / "x.tex").read_text()
-        assert cli.main([*base, "--latex", "x.pdf"]) == 2
+        assert main.main([*base, "--latex", "x.pdf"]) == 2

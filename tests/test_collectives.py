@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism.collectives import CollectivesError, latency, read_collectives
+from prism.measure.collectives import CollectivesError, latency, read_collectives
 
 PUBLISHED = [
     ("mpi_collectives_leonardo", "mpi_collectives_leonardo", ["collective", "condition", "job_nodes", "message_bytes"], 0, 149),

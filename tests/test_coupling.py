@@ -8,15 +8,17 @@ from graphs import keyed
 from processes import COMPUTE, EVENT, TRANSFER, pipeline, record
 from scipy import stats
 
-from prism import montecarlo, schema, traces
-from prism import stats as estimates
-from prism.coupling import Coupling, Loading
-from prism.dagbuilder import DagBuilder
-from prism.model import StepModel
-from prism.montecarlo import simulate
-from prism.pools import Empirical, Fixed, Gamma, LogNormal, MaxOf, Normal, Scaled
-from prism.signature import PoolKey, Signature
-from prism.traces import events
+from prism import traces
+from prism.base import schema
+from prism.base import stats as estimates
+from prism.model.coupling import Coupling, Loading
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine import montecarlo
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import Empirical, Fixed, Gamma, LogNormal, MaxOf, Normal, Scaled
+from prism.model.signature import PoolKey, Signature
+from prism.model.step_model import StepModel
+from prism.traces.fitting import joint_events
 
 FOUR = {"step": 0.4, "node": -0.3, "rank": Loading(0.3, 0.4), "microbatch": 0.5}
 
@@ -181,7 +183,7 @@ def test_lanes_equal_the_graph_written_out_exactly(groups):
 
 
 def test_one_replica_of_many_can_be_hot_exactly():
-    from prism.scenarios import HotNode
+    from prism.whatif.scenarios import HotNode
 
     model = modelled(template({"pairs": [0, 0, 2, 2]}))
     for node in range(4):
@@ -349,7 +351,7 @@ def test_gaussian_dependence_is_no_event_negative_control(loading):
             (12, 100)
         )
         u = (np.argsort(np.argsort(z, axis=1), axis=1) + 0.5) / 100
-        found += bool(events.find_events(u, kinds, np.ones(12, bool), 0)[0])
+        found += bool(joint_events.find_events(u, kinds, np.ones(12, bool), 0)[0])
     assert found == 0
 
 
@@ -400,9 +402,9 @@ def test_few_steps_are_refused(process):
 
 def test_engine_is_compiled_once():
     """All forms of a model run through one compiled version: a second would cost seconds again."""
-    from prism import _engine
+    from prism.model.engine import kernels
 
-    assert len(_engine.simulate.signatures) == 1
+    assert len(kernels.simulate.signatures) == 1
 
 
 # kinds that share a level with no other op of their own
@@ -499,5 +501,5 @@ def test_no_events_where_some_series_move_together_and_others_do_not_negative_co
         z[:10] += np.sqrt(0.98) * shared
         z[10:] = rng.standard_normal((2, 60))
         u = (np.argsort(np.argsort(z, axis=1), axis=1) + 0.5) / 60
-        found += bool(events.find_events(u, np.full(12, "op"), np.ones(12, bool), seed)[0])
+        found += bool(joint_events.find_events(u, np.full(12, "op"), np.ones(12, bool), seed)[0])
     assert found <= 3

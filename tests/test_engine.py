@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from statistical import assert_mean_close
 
-from prism import _engine, _lowering, montecarlo
-from prism.dagbuilder import DagBuilder
-from prism.model import StepModel
-from prism.montecarlo import simulate
-from prism.pools import (
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine import kernels, lowering, montecarlo
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import (
     Bimodal,
     Empirical,
     Fixed,
@@ -25,8 +24,9 @@ from prism.pools import (
     MaxOf,
     Normal,
     Scaled,
-)  # fmt: skip
-from prism.signature import PoolKey, Signature
+)
+from prism.model.signature import PoolKey, Signature
+from prism.model.step_model import StepModel
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -161,11 +161,11 @@ POOLS = [
 @pytest.mark.parametrize("pool", POOLS, ids=repr)
 def test_tables_reach_into_the_tails_against_scipy(pool):
     """What the engine interpolates is the quantile function, to 0.1 % out to 1e-6."""
-    values = _lowering._table(pool, _engine.OCTAVE)
-    v = _engine.octave_tails()
+    values = lowering._table(pool, kernels.OCTAVE)
+    v = kernels.octave_tails()
     probe = np.geomspace(1e-6, 0.5, 4001)[:-1]
-    lower = np.interp(probe, v, values[: _engine.SIDE])
-    upper = np.interp(probe, v, values[_engine.SIDE :])
+    lower = np.interp(probe, v, values[: kernels.SIDE])
+    upper = np.interp(probe, v, values[kernels.SIDE :])
     if isinstance(pool, Bimodal):
         # between its modes the quantile function is nearly vertical: there probabilities must agree
         np.testing.assert_allclose(pool.frozen.cdf(lower), probe, rtol=2e-3, atol=4e-3)
@@ -239,7 +239,7 @@ def test_mixer_is_injective():
     @numba.njit
     def hashes(x, out):
         for i in range(x.size):
-            out[i] = _engine.mix64(x[i] * np.uint64(0x9E3779B97F4A7C15) + np.uint64(12345))
+            out[i] = kernels.mix64(x[i] * np.uint64(0x9E3779B97F4A7C15) + np.uint64(12345))
 
     out = np.empty_like(counters)
     hashes(counters, out)

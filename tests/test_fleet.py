@@ -9,9 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism import fleet, schema
-from prism.fleet import FleetError, ReferenceFleet, read_fleet, spreads, variability
-from prism.specs import SpecError
+from prism.base import schema
+from prism.base.specs import SpecError
+from prism.measure import fleet
+from prism.measure.fleet import (
+    FleetError,
+    ReferenceFleet,
+    read_fleet,
+    spatial_temporal,
+    variability,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +106,9 @@ def test_planted_cv_lies_in_its_interval_at_the_nominal_rate():
         covered = 0
         for i in range(200):
             duration = rng.normal(1.0, 0.03, (devices, 1))
-            low, high = spreads._kernel_variability(duration, 0.95, 300, i)["spatial_cv_interval"]
+            low, high = spatial_temporal._kernel_variability(duration, 0.95, 300, i)[
+                "spatial_cv_interval"
+            ]
             covered += low <= 0.03 <= high
         assert least <= covered / 200 <= 0.99
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import pipeline, record
 
-from prism import schema, simulate, stats, traces
-from prism.dagbuilder import DagBuilder
-from prism.montecarlo import propagate
-from prism.signature import Signature
-from prism.traces import gaps
+from prism import simulate, traces
+from prism.base import schema, stats
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine.montecarlo import propagate
+from prism.model.signature import Signature
+from prism.traces.fitting import gaps
 
 
 def observed_of(dag, duration, gap):

@@ -7,10 +7,11 @@ import pytest
 import xarray as xr
 
 import prism
-from prism import fleet, schema
-from prism.collectives import read_collectives
-from prism.measured import Curve, model_from_measurements
-from prism.montecarlo import simulate
+from prism.base import schema
+from prism.context.measured_model import Curve, model_from_measurements
+from prism.measure import fleet
+from prism.measure.collectives import read_collectives
+from prism.model.engine.montecarlo import simulate
 
 RATE, OVERHEAD = 4e14, 5e-6
 
@@ -96,7 +97,7 @@ def test_pools_are_the_measured_products_against_theory():
 
 def test_a_mean_is_the_sum_of_its_products_against_theory():
     """Where the line through measured points is the truth, so is the op: products at rate and overhead."""
-    from prism.stepgraph import StepGraph
+    from prism.context.step_graph import StepGraph
 
     ctx = context()
     _, found = model_from_measurements(ctx, gemm=products(np.geomspace(1e8, 1e14, 200), spatial=1e-6, temporal=1e-6))  # fmt: skip
@@ -157,7 +158,7 @@ def test_a_real_fleet_and_our_own_bench_make_a_model(root):
 def test_what_cannot_be_measured_is_refused(root):
     with pytest.raises(ValueError, match="nothing measured"):
         model_from_measurements(context())
-    from prism.context import read_context
+    from prism.context.context import read_context
 
     with pytest.raises(ValueError, match="stage times know nothing of products"):
         model_from_measurements(read_context(root / "inputs/small_step.yaml"), gemm=products([1e9]))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prism import study, traces, workload
-from prism.context import read_context
-from prism.modelfile import from_dataset, to_dataset
-from prism.montecarlo import simulate
-from prism.pools import (
+from prism import study, traces
+from prism.context import analytic_model
+from prism.context.context import read_context
+from prism.model.engine.montecarlo import simulate
+from prism.model.model_file import from_dataset, to_dataset
+from prism.model.pools import (
     Bimodal,
     Empirical,
     Gamma,
@@ -19,8 +20,8 @@ from prism.pools import (
     Normal,
     Scaled,
     Shifted,
-)  # fmt: skip
-from prism.scenarios import HotNode
+)
+from prism.whatif.scenarios import HotNode
 
 
 def models(root):
@@ -34,7 +35,7 @@ def models(root):
         Bimodal(-0.1, 0.02, 0.1, 0.05, 0.7),
         Scaled(MaxOf(HeavyTail(0.0, 0.1, 1.2, 0.05, 0.3, 0.5), 8), 0.7),
     ):
-        yield workload.model_from_context(ctx, variability=shape)
+        yield analytic_model.model_from_context(ctx, variability=shape)
 
 
 def test_stored_model_draws_the_same_bytes(root):

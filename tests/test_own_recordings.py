@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import prism
-from prism import stats, traces
-from prism.montecarlo import simulate
-from prism.validation import ValidationError, compare, require
+from prism import traces
+from prism.base import stats
+from prism.model.engine.montecarlo import simulate
+from prism.validation.comparison import ValidationError, compare, require
 
 BLOCK = 50
 CONDITIONS = ("steady", "slow-rank", "background")

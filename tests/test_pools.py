@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import polygamma
 
-from prism import poolfit
-from prism.poolfit import fit
-from prism.pools import (
+from prism.model.pools import (
     Bimodal,
     Empirical,
     Fixed,
@@ -24,8 +22,10 @@ from prism.pools import (
     Normal,
     Scaled,
     Shifted,
+    fitting,
     lower,
-)  # fmt: skip
+)
+from prism.model.pools.fitting import fit
 
 FREE = 6.0 * polygamma(1, 6.0) - 1  # determinant of the gamma information, shape 6
 finite = st.floats(0.001, 1000.0)
@@ -155,7 +155,7 @@ def test_best_sees_two_modes_and_heavy_tails():
 
 def test_real_pagerank_times_have_two_modes(prism_data):
     """28 of 172 GPUs about 3 % faster, as published; one mode does not fit them."""
-    from prism import fleet
+    from prism.measure import fleet
 
     medians = fleet.device_medians(
         fleet.read_fleet(prism_data / "fleet/longhorn_v100_pagerank.csv.gz")
@@ -211,7 +211,7 @@ def test_anderson_darling_against_scipy():
         (lambda: Scaled(Fixed(1.0), -2.0), "a factor >= 0"),
         (lambda: Shifted(Fixed(1.0), -2.0), "support >= 0"),
         (lambda: Shifted(Normal(1.0, 0.1), -0.9), "support >= 0"),
-        (lambda: poolfit.fit_families([0.0, 0.0, 0.0, 1.0]), "no family fits"),
+        (lambda: fitting.fit_families([0.0, 0.0, 0.0, 1.0]), "no family fits"),
         (lambda: fit([1.0, 2.0, 3.0], "weibull"), "unknown family 'weibull'"),
         (lambda: fit([1.0, 2.0], "gamma"), "at least 3 samples"),
         (lambda: fit([1.0, 1.0, 1.0], "gamma"), "use family='empirical'"),
@@ -230,7 +230,7 @@ def test_a_normal_can_be_shifted_up():
 
 
 def test_fits_dataset_orders_families_by_aic():
-    fits = poolfit.fit_families(np.random.default_rng(5).gamma(0.7, 1.0, 1000))
-    table = poolfit.fits_dataset(fits, source="synthetic")
+    fits = fitting.fit_families(np.random.default_rng(5).gamma(0.7, 1.0, 1000))
+    table = fitting.fits_dataset(fits, source="synthetic")
     assert list(fits) == list(table.scenario.values)
     assert np.all(np.diff(table.aic.values) >= 0)

@@ -139,7 +139,7 @@ def test_files_in_any_order_and_a_folder_are_the_same(tmp_path):
 def test_many_files_are_read_by_processes_alike(tmp_path, monkeypatch):
     paths = two_ranks(tmp_path)
     here = read_trace(paths)
-    monkeypatch.setattr("prism.traces.profiler.WORTH_PROCESSES", 0)
+    monkeypatch.setattr("prism.traces.profiler.ranks.WORTH_PROCESSES", 0)
     assert read_trace(paths).identical(here)
 
 
@@ -154,7 +154,7 @@ def test_pieces_do_not_matter(tmp_path, monkeypatch):
     packed = tmp_path / "rank0.json.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     for piece in (64, 1000, 4096):
-        monkeypatch.setattr("prism.traces.jsonstream.PIECE", piece)
+        monkeypatch.setattr("prism.traces.profiler.json_stream.PIECE", piece)
         for path in (one, packed):
             again = read_trace(path)
             assert np.array_equal(again["start"], whole["start"])
@@ -307,7 +307,7 @@ def test_steps_that_differ_too_much_are_refused_and_a_few_are_left_out(tmp_path)
 
 
 def test_a_gzip_bomb_is_refused_in_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("prism.traces.jsonstream.ALWAYS_ALLOWED", 1 << 22)
+    monkeypatch.setattr("prism.traces.profiler.json_stream.ALWAYS_ALLOWED", 1 << 22)
     bomb = tmp_path / "rank0.json.gz"
     for filler in (b" ", b'{"ph":"M"},\n'):
         text = b'{"traceEvents": [' + filler * ((1 << 26) // len(filler)) + b"]}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prism.context import Context, Parallelism, Topology, Workload
-from prism.model import StepModel
-from prism.pools import LogNormal
-from prism.scaling import Spread, assumed_spreads, at_size, scale
-from prism.scenarios import Frozen
-from prism.workload import model_from_context
+from prism.context.analytic_model import model_from_context
+from prism.context.context import Context, Parallelism, Topology, Workload
+from prism.model.pools import LogNormal
+from prism.model.step_model import StepModel
+from prism.whatif.scaling import Spread, assumed_spreads, at_size, scale
+from prism.whatif.scenarios import Frozen
 
 
 @pytest.fixture(scope="module")

@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 from graphs import fork_join, keyed
 
-from prism import fleet, workload
-from prism.context import read_context
-from prism.model import StepModel
-from prism.montecarlo import simulate
-from prism.pools import Empirical, Fixed, LogNormal, Scaled
-from prism.scenarios import HotNode, increases, stages_by_node, unchanged
-from prism.sweeping import sweep
+from prism.context import analytic_model
+from prism.context.context import read_context
+from prism.measure import fleet
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import Empirical, Fixed, LogNormal, Scaled
+from prism.model.step_model import StepModel
+from prism.whatif.scenarios import HotNode, increases, stages_by_node, unchanged
+from prism.whatif.sweeping import sweep
 
 
 @pytest.fixture(scope="module")
 def model(root):
     devices = fleet.read_fleet(root / "inputs/reference_fleet.yaml")
     ctx = read_context(root / "inputs/small_step.yaml")
-    return workload.model_from_context(ctx, variability=devices, kernel="gemm_varied")
+    return analytic_model.model_from_context(ctx, variability=devices, kernel="gemm_varied")
 
 
 def factors(before: StepModel, after: StepModel) -> np.ndarray:

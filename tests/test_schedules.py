@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from prism.schedules import SCHEDULES, Op, Schedule, ScheduleError, one_f_one_b, read_schedule
+from prism.model.schedules import SCHEDULES, Op, Schedule, ScheduleError, one_f_one_b, read_schedule
 
 UNIT = {"F": 1.0, "B": 1.0, "W": 1.0}
 

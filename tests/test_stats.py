@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 from statistical import assert_share_close
 
-from prism import stats
+from prism.base import stats
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from prism import analytic, stats, stepparts, workload
-from prism.analytic import MemoryShortage
-from prism.context import Context, Parallelism, Recommender, Topology, Workload, read_context
-from prism.coupling import Coupling, Loading
-from prism.montecarlo import simulate
-from prism.pools import LogNormal, Scaled
-from prism.specs import SpecError
+from prism.base import stats
+from prism.base.specs import SpecError
+from prism.context import analytic, analytic_model, parts
+from prism.context.analytic import MemoryShortage
+from prism.context.context import (
+    Context,
+    Parallelism,
+    Recommender,
+    Topology,
+    Workload,
+    read_context,
+)
+from prism.model.coupling import Coupling, Loading
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import LogNormal, Scaled
 
 SHAPE = LogNormal.from_moments(1.0, 0.1)
 
@@ -48,7 +56,7 @@ JOBS = {
 def test_lanes_equal_the_graph_written_out_draw_by_draw_invariant(job):
     """With a coupling at every level and one hot replica."""
     ctx = context(**JOBS[job])
-    model = workload.model_from_context(ctx, variability=SHAPE)
+    model = analytic_model.model_from_context(ctx, variability=SHAPE)
     kinds = {s.op for s in model.dag.signatures if s.role == "compute"}
     levels = {"step": Loading(0.4), "microbatch": Loading(0.4)}
     model = model.replace(coupling=Coupling(dict.fromkeys(kinds, levels)))
@@ -74,8 +82,8 @@ def _hot(model, replica: int):
 @pytest.mark.parametrize("job", JOBS)
 def test_one_op_for_what_follows_each_other_is_exact_without_variance_invariant(job):
     ctx = context(**JOBS[job])
-    still = simulate(workload.model_from_context(ctx).at_mean, 1)["step_time"].values[0]
-    assert workload.deterministic_step(ctx)(ctx.topology.efficiency) == pytest.approx(
+    still = simulate(analytic_model.model_from_context(ctx).at_mean, 1)["step_time"].values[0]
+    assert analytic_model.deterministic_step(ctx)(ctx.topology.efficiency) == pytest.approx(
         still, rel=1e-12
     )
 
@@ -85,12 +93,12 @@ def test_folded_tensor_parallel_ranks_are_those_written_out_against_theory():
     times = {}
     for fold in (True, False):
         ctx = context(tp=8, microbatches=2, fold_tp=fold, sizes={"layers": 2})
-        model = workload.model_from_context(ctx, variability=SHAPE)
+        model = analytic_model.model_from_context(ctx, variability=SHAPE)
         times[fold] = simulate(model, 4000, seed=int(fold))["step_time"].values
     limit = 1.63 * np.sqrt(2 / 4000)
     assert stats.ks_distance(times[True], times[False]) < limit
     alone = context(tp=8, microbatches=2, sizes={"layers": 2})
-    model = workload.model_from_context(alone, variability=SHAPE)
+    model = analytic_model.model_from_context(alone, variability=SHAPE)
     narrow = model.replace(dag=_width_one(model.dag))
     wrong = simulate(narrow, 4000, seed=2)["step_time"].values
     assert stats.ks_distance(wrong, times[False]) > 5 * limit  # one rank is not eight
@@ -105,11 +113,11 @@ def _width_one(dag):
 def test_a_step_without_pipeline_is_the_sum_of_its_parts_against_theory():
     ctx = context(tp=8, microbatches=3, microbatch_size=2)
     t = ctx.topology
-    parts = [p for kind in ("F", "BW") for p in stepparts.parts(stepparts.Here(ctx, 0), kind, 0)]
+    parts = [p for kind in ("F", "BW") for p in parts.parts(parts.Here(ctx, 0), kind, 0)]
     once = sum(p.price(t) for p in parts)
     weights = analytic.stage_parameters(ctx, 0)
     whole = 3 * once + analytic.optimizer_seconds(t, ctx.parallelism, weights)
-    assert workload.deterministic_step(ctx)(t.efficiency) == pytest.approx(whole, rel=1e-9)
+    assert analytic_model.deterministic_step(ctx)(t.efficiency) == pytest.approx(whole, rel=1e-9)
 
 
 def count(dag, role: str) -> int:
@@ -134,14 +142,14 @@ def count(dag, role: str) -> int:
     ],
 )
 def test_collectives_are_as_many_as_they_should_be_against_theory(how, role, expected):
-    assert count(workload.build_dag(context(**how)), role) == expected
+    assert count(analytic_model.build_dag(context(**how)), role) == expected
 
 
 def test_experts_are_reached_by_four_exchanges_a_layer_and_reduced_apart():
     ctx = context(
         "mixtral-8x22b", "dgx-h200", dp=8, ep=8, tp=2, microbatches=2, sizes={"layers": 2}, zero=1
     )
-    dag = workload.build_dag(ctx)
+    dag = analytic_model.build_dag(ctx)
     assert count(dag, "ep") == 2 * 2 * 2 * 2
     # all experts are spread over all lanes: nobody has the same ones
     assert not any(s.op.startswith("experts-") for s in dag.signatures)
@@ -149,7 +157,7 @@ def test_experts_are_reached_by_four_exchanges_a_layer_and_reduced_apart():
         "mixtral-8x22b", "dgx-h200", dp=8, ep=4, tp=2, microbatches=2, sizes={"layers": 2}, zero=1
     )
     # a reduction a layer, and what is gathered after the optimizer
-    assert count(workload.build_dag(half), "dp") == count(dag, "dp") + 2 + 1
+    assert count(analytic_model.build_dag(half), "dp") == count(dag, "dp") + 2 + 1
 
 
 def test_more_bandwidth_and_better_placement_never_cost_invariant():
@@ -157,7 +165,7 @@ def test_more_bandwidth_and_better_placement_never_cost_invariant():
     for inter in (12.5e9, 25e9, 50e9):
         machine = {"inter_node": {"bandwidth": inter}}
         ctx = context(dp=8, tp=2, microbatches=2, machine=machine)
-        times.append(workload.deterministic_step(ctx)(ctx.topology.efficiency))
+        times.append(analytic_model.deterministic_step(ctx)(ctx.topology.efficiency))
     assert times[0] > times[1] > times[2]
 
 
@@ -217,10 +225,10 @@ def test_a_model_that_does_not_fit_says_by_how_much_and_what_would():
     with pytest.raises(
         MemoryShortage, match=r"stage 0 needs .* GB too much; .*or zero|stage 0 needs .* needed"
     ):
-        workload.model_from_context(ctx)
+        analytic_model.model_from_context(ctx)
     wide = context("gpt3-175b", tp=8, dp=8, sizes={"layers": 24})
     with pytest.raises(MemoryShortage, match=r"zero: 1 or zero: 2 or zero: 3.* would do"):
-        workload.model_from_context(wide)
+        analytic_model.model_from_context(wide)
 
 
 def test_a_spec_file_names_presets_and_changes_them(tmp_path):
@@ -249,15 +257,17 @@ def recommender(gpus: int, **how) -> Context:
 
 def test_a_recommender_exchanges_rows_both_ways_and_reduces_what_is_dense():
     ctx = recommender(16)
-    dag = workload.build_dag(ctx)
+    dag = analytic_model.build_dag(ctx)
     names = [dag.signatures[s].op for s in dag.signature]
     assert names.count("all-to-all") == 2 and names.count("all-reduce") == 1
     assert names.count("lookup-forward") == 1
     # every rank serves all samples in its share of the tables: the same work at any size
     rows = {s.op: s.shape for s in dag.signatures if s.op.startswith("lookup")}
-    other = {s.op: s.shape for s in workload.build_dag(recommender(64)).signatures if s.op in rows}
+    other = {
+        s.op: s.shape for s in analytic_model.build_dag(recommender(64)).signatures if s.op in rows
+    }
     assert rows == other
-    assert 1e-3 < workload.deterministic_step(ctx)(ctx.topology.efficiency) < 0.1
+    assert 1e-3 < analytic_model.deterministic_step(ctx)(ctx.topology.efficiency) < 0.1
     with pytest.raises(ValidationError, match="a recommender spreads its tables over dp"):
         recommender(16, zero=1)
 
@@ -278,7 +288,7 @@ def test_a_schedule_from_a_file_is_the_same_as_by_name(tmp_path):
         )
     )
     read, named = (context(tp=4, pp=2, microbatches=4, schedule=s) for s in (str(file), "1f1b"))
-    times = [workload.deterministic_step(c)(c.topology.efficiency) for c in (read, named)]
+    times = [analytic_model.deterministic_step(c)(c.topology.efficiency) for c in (read, named)]
     assert times[0] == times[1]
     with pytest.raises(ValidationError, match="2 ranks and 4 microbatches; pp is 4"):
         Parallelism(pp=4, microbatches=4, schedule=str(file))
@@ -304,7 +314,7 @@ def test_experts_are_sharded_among_those_who_hold_the_same_against_theory():
         theirs = 4.0 / (holders if ctx.parallelism.microbatches == 1 else 1)
         want = dense * (14 / 8 + gradients) + experts * (14 / holders + theirs) + kept
         assert analytic.memory_bytes(ctx)[0] == pytest.approx(want, rel=1e-9)
-        names = {s.op for s in workload.build_dag(ctx).signatures}
+        names = {s.op for s in analytic_model.build_dag(ctx).signatures}
         assert ("experts-reduce-scatter" in names) == (holders > 1)
         assert ("experts-all-gather" in names) == (holders > 1)
 
@@ -312,14 +322,14 @@ def test_experts_are_sharded_among_those_who_hold_the_same_against_theory():
 def test_each_stage_is_priced_by_its_own_groups():
     """3 replicas x 2 slices x 4 stages on 3 nodes of 8: replicas of stages 1 and 2 straddle nodes, those of 0 and 3 do not."""
     ctx = context("llama3-8b", "dgx-h100", dp=3, tp=2, pp=4, microbatches=4, sizes={})
-    dag = workload.build_dag(ctx)
+    dag = analytic_model.build_dag(ctx)
     of = {}
     for op in range(dag.n_ops):
         s = dag.signatures[dag.signature[op]]
         if s.role == "dp":
             of.setdefault(int(dag.stage[op]), set()).add(s.scope)
     assert of == {0: {"intra_node"}, 1: {"inter_node"}, 2: {"inter_node"}, 3: {"intra_node"}}
-    model = workload.model_from_context(ctx)
+    model = analytic_model.model_from_context(ctx)
     dear = {k.signature.scope: p.mean for k, p in model.pools.items() if k.signature.role == "dp"}
     assert dear["inter_node"] > 3 * dear["intra_node"]
 
@@ -327,7 +337,7 @@ def test_each_stage_is_priced_by_its_own_groups():
 def test_one_stage_reduces_both_ends_unless_they_are_tied():
     for tied, n in ((False, 2), (True, 1)):
         ctx = context("llama3-8b", "dgx-h100", dp=8, sizes={"layers": 2, "tied_embeddings": tied})
-        (part,) = stepparts.end_gradients(stepparts.Here(ctx, 0), [0])
+        (part,) = parts.end_gradients(parts.Here(ctx, 0), [0])
         assert part.size == 4 * n * ctx.workload.embedding_parameters
 
 

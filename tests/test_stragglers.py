@@ -9,7 +9,7 @@ import pytest
 
 import prism
 from prism import traces
-from prism.stragglers import stragglers
+from prism.traces.stragglers import stragglers
 
 
 @pytest.fixture(scope="module", params=["ST", "SE"])

@@ -9,9 +9,10 @@ import matplotlib
 import numpy as np
 import pytest
 
-from prism import plots, schema, study
-from prism.schema import SchemaError
-from prism.specs import SpecError
+from prism import plots, study
+from prism.base import schema
+from prism.base.schema import SchemaError
+from prism.base.specs import SpecError
 
 matplotlib.use("agg")
 

@@ -9,20 +9,21 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from prism import sweeping, workload
-from prism.context import Context, Parallelism, Topology, Workload, read_context
-from prism.degradations import CrossDatacenter, HotGpu, NodeSpeeds, SlowLink
-from prism.montecarlo import simulate
-from prism.placement import optimise_placement
-from prism.pools import Empirical, LogNormal
-from prism.scenarios import HotNode, unchanged
-from prism.sweeping import SweepError, sweep, switching
+from prism.context import analytic_model
+from prism.context.context import Context, Parallelism, Topology, Workload, read_context
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import Empirical, LogNormal
+from prism.whatif import sweeping
+from prism.whatif.degradations import CrossDatacenter, HotGpu, NodeSpeeds, SlowLink
+from prism.whatif.placement import optimise_placement
+from prism.whatif.scenarios import HotNode, unchanged
+from prism.whatif.sweeping import SweepError, sweep, switching
 
 
 @pytest.fixture(scope="module")
 def model(root):
     ctx = read_context(root / "inputs/small_step.yaml")
-    return workload.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.03))
+    return analytic_model.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.03))
 
 
 SCENARIOS = {
@@ -215,7 +216,7 @@ def test_one_gpu_of_a_folded_rank_cannot_be_hot():
         topology=Topology.preset("dgx-h100", nodes=1),
     )
     with pytest.raises(ValueError, match="stands for 8 tensor-parallel GPUs: write them out"):
-        HotGpu(0, 1.1)(workload.model_from_context(ctx))
+        HotGpu(0, 1.1)(analytic_model.model_from_context(ctx))
 
 
 def test_two_hot_nodes_slow_what_they_share_once(model):
@@ -239,7 +240,7 @@ def test_a_cut_is_crossed_by_every_link_over_it_against_theory():
         topology={"nodes": 4, "gpus_per_node": 1, "intra_node": {"bandwidth": 3e11, "latency": 5e-6},
                   "inter_node": {"bandwidth": 4e10, "latency": 2e-5}},
     )  # fmt: skip
-    model = workload.model_from_context(ctx)
+    model = analytic_model.model_from_context(ctx)
     far = CrossDatacenter(1, 1e9, 0.01, 6.7e7)(model)
     changed = {model.dag.sites[model.dag.site[op]] for op, _ in far.overrides}
     assert changed == {"stage 1->2", "stage 2->1", "stage 3->0", "stage 0->3"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prism.telemetry import TelemetryError, read_telemetry, throttling
+from prism.measure.telemetry import TelemetryError, read_telemetry, throttling
 
 
 def test_reasons_against_published(prism_data):
@@ -102,7 +102,7 @@ def test_logs_of_several_nodes_that_do_not_say_theirs(tmp_path):
 
 
 def test_reasons_beside_a_benchs_trials(tmp_path):
-    from prism.fleet import read_fleet
+    from prism.measure.fleet import read_fleet
 
     (tmp_path / "x.csv").write_text(
         "gpu_id,duration_s,throttle_reasons\na,1,4\na,1,0\nb,1,32\nb,1,32\n"

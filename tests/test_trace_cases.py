@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from kineto_files import collective, event, kernel, launch, step, two_ranks, write
 
-from prism.montecarlo import propagate
+from prism.model.engine.montecarlo import propagate
 from prism.traces import TraceError, TraceWarning, build_graph, observe, read_trace
-from prism.traces.kineto import read_kineto
+from prism.traces.profiler.events import read_kineto
 
 
 @pytest.fixture

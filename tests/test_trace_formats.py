@@ -13,13 +13,13 @@ import xarray as xr
 from kineto_files import two_ranks
 
 import prism
-from prism import timeline, traces
-from prism.coupling import Coupling
-from prism.dagbuilder import DagBuilder
-from prism.model import StepModel
-from prism.montecarlo import propagate
-from prism.pools import Empirical, LogNormal
-from prism.signature import PoolKey, Signature
+from prism import chrome_trace, traces
+from prism.model.coupling import Coupling
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine.montecarlo import propagate
+from prism.model.pools import Empirical, LogNormal
+from prism.model.signature import PoolKey, Signature
+from prism.model.step_model import StepModel
 from prism.traces import TraceError, TraceWarning, build_graph, observe, read_trace, replay
 
 # a plain table
@@ -316,8 +316,8 @@ def small_model(coupling=None) -> StepModel:
 def test_a_draw_as_a_chrome_trace_is_that_draw(tmp_path):
     model = small_model()
     runs = prism.simulate(model, 200, seed=3)
-    draw = timeline.draw_at(runs, 0.95)
-    path = timeline.write_chrome_trace(model, tmp_path / "p95.json.gz", draw, seed=3)
+    draw = chrome_trace.draw_at(runs, 0.95)
+    path = chrome_trace.write_chrome_trace(model, tmp_path / "p95.json.gz", draw, seed=3)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     done = [e for e in events if e["ph"] == "X"]
     assert max(e["ts"] + e["dur"] for e in done) == pytest.approx(1e6 * float(runs.step_time[draw]))
@@ -327,7 +327,9 @@ def test_a_draw_as_a_chrome_trace_is_that_draw(tmp_path):
     assert sorted(e["name"] for e in critical) == ["rest", "sum", "sum", "work"]
     share = np.mean(runs.step_time <= runs.step_time[draw])
     assert 0.94 < float(share) < 0.96
-    assert path.read_bytes() == timeline.write_chrome_trace(model, path, draw, seed=3).read_bytes()
+    assert (
+        path.read_bytes() == chrome_trace.write_chrome_trace(model, path, draw, seed=3).read_bytes()
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["p95.json.gz"]
 
 
@@ -338,7 +340,7 @@ def test_slices_of_one_thread_never_overlap_in_part():
     model = StepModel(
         b.build([0]), {PoolKey(Signature(f"k{i}")): LogNormal(-3.0, 1.0) for i in range(6)}
     )
-    done = [e for e in timeline.chrome_trace(model, 3)["traceEvents"] if e["ph"] == "X"]
+    done = [e for e in chrome_trace.chrome_trace(model, 3)["traceEvents"] if e["ph"] == "X"]
     for a in done:
         for other in done:
             if a is not other and a["tid"] == other["tid"]:
@@ -348,11 +350,11 @@ def test_slices_of_one_thread_never_overlap_in_part():
 
 def test_chrome_traces_refuse_what_they_cannot_show():
     with pytest.raises(ValueError, match="draw must not be negative"):
-        timeline.chrome_trace(small_model(), -1)
+        chrome_trace.chrome_trace(small_model(), -1)
     with pytest.raises(ValueError, match="q must lie in"):
-        timeline.draw_at(xr.Dataset({"step_time": ("draw", [1.0])}), 2.0)
+        chrome_trace.draw_at(xr.Dataset({"step_time": ("draw", [1.0])}), 2.0)
     with pytest.raises(ValueError, match="not several jobs"):
-        timeline.draw_at(prism.simulate(small_model(), 3, jobs=2), 0.5)
+        chrome_trace.draw_at(prism.simulate(small_model(), 3, jobs=2), 0.5)
 
 
 # recording

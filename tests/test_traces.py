@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism import schema, stats, traces
-from prism.model import StepModel
-from prism.montecarlo import simulate
+from prism import traces
+from prism.base import schema, stats
+from prism.model.engine.montecarlo import simulate
+from prism.model.step_model import StepModel
 from prism.traces import TraceError, build_graph, fit_pools, observe, read_trace, replay
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import prism
-from prism import cli, traces
-from prism.bench import Layout, TrainingError, record_training, training
+from prism import traces
+from prism.cli import main
+from prism.measure.bench import Layout, TrainingError, record_training, training
 
 TINY = {"layers": 2, "width": 16, "heads": 4, "tokens": 8, "batch": 2}
 
@@ -91,13 +92,13 @@ def test_the_command_records_and_says_so(tmp_path, capsys):
     pytest.importorskip("torch", reason="training needs torch")
     sizes = [a for k, v in TINY.items() for a in (f"--{k}", str(v))]
     out = tmp_path / "run"
-    assert cli.main(["bench", "training", str(out), "--steps", "25", "--skip", "2", *sizes]) == 0
+    assert main.main(["bench", "training", str(out), "--steps", "25", "--skip", "2", *sizes]) == 0
     assert "25 steps of 2 ranks" in capsys.readouterr().out
-    assert cli.main(["simulate", str(out), "--draws", "200"]) == 0
+    assert main.main(["simulate", str(out), "--draws", "200"]) == 0
     assert "95 % of simulated steps stay under" in capsys.readouterr().out
 
 
 def test_bad_layouts_are_one_line_on_the_command_line(tmp_path, capsys):
-    assert cli.main(["bench", "training", str(tmp_path / "x"), "--tp", "3"]) == 2
+    assert main.main(["bench", "training", str(tmp_path / "x"), "--tp", "3"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "does not divide" in said

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import prism
-from prism import schema, stats, traces, transfer
-from prism.dagbuilder import DagBuilder
-from prism.montecarlo import propagate, simulate
-from prism.signature import Signature
+from prism import traces
+from prism.base import schema, stats
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine.montecarlo import propagate, simulate
+from prism.model.signature import Signature
+from prism.traces import transfer
 
 
 def job(replicas: int, stages: int = 3, microbatches: int = 2, *, slow: dict | None = None, steps: int = 200, seed: int = 0):  # fmt: skip

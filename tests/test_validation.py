@@ -10,23 +10,25 @@ from scipy import stats as scipy_stats
 from statistical import assert_share_close
 
 import prism
-from prism import crossvalidation, schema, stats, validation, workload
-from prism.context import read_context
-from prism.crossvalidation import cross_validate
-from prism.dagbuilder import DagBuilder
-from prism.model import StepModel
-from prism.montecarlo import propagate, simulate
-from prism.pools import LogNormal
-from prism.signature import Signature
-from prism.tables import TableError
+from prism.base import schema, stats
+from prism.base.tables import TableError
+from prism.context import analytic_model
+from prism.context.context import read_context
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine.montecarlo import propagate, simulate
+from prism.model.pools import LogNormal
+from prism.model.signature import Signature
+from prism.model.step_model import StepModel
 from prism.traces import build_graph, fit_model, fit_pools, observe
-from prism.validation import (
+from prism.validation import comparison, cross_validation
+from prism.validation.comparison import (
     ValidationError,
     compare,
     quantile_quantile,
     read_step_times,
     require,
 )
+from prism.validation.cross_validation import cross_validate
 
 
 def test_same_distribution_passes_and_a_shifted_one_fails_negative_control():
@@ -98,8 +100,8 @@ def test_recording_and_prediction_are_independent(root):
 
 def steps(root, step_cv, n=400):
     ctx = read_context(root / "inputs/small_step.yaml")
-    model = workload.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.05))
-    return model.dag.unroll(), workload.synthetic_steps(model, n, step_cv=step_cv, seed=3)
+    model = analytic_model.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.05))
+    return model.dag.unroll(), analytic_model.synthetic_steps(model, n, step_cv=step_cv, seed=3)
 
 
 def test_independent_steps_are_predicted(root):
@@ -135,7 +137,7 @@ def test_left_out_steps_are_not_used_for_fitting(root, monkeypatch):
         seen.append(set(train["step"].values.tolist()))
         return fit_model(dag, train, **options)
 
-    monkeypatch.setattr(crossvalidation, "fit_model", watched)
+    monkeypatch.setattr(cross_validation, "fit_model", watched)
     cross_validate(dag, observed, draws=200)
     every = set(observed["step"].values.tolist())
     left_out = [sorted(every - s) for s in seen[1:]]
@@ -241,8 +243,8 @@ def test_the_pools_of_the_other_trace_fail_negative_control(real, prism_data):
     measured = prism.read_trace(prism_data / "traces/straggler_analysis/trace-SE.parquet")
     observed = observe(measured, build_graph(measured))
     wrong = compare(real["ST"].step_time, observed.step_time, block=4)
-    with pytest.raises(validation.ValidationError, match=r"KS distance 1\.000 is over 0\.300"):
-        validation.require(wrong, ks=0.3, p95_error=0.05)
+    with pytest.raises(comparison.ValidationError, match=r"KS distance 1\.000 is over 0\.300"):
+        comparison.require(wrong, ks=0.3, p95_error=0.05)
 
 
 def test_anderson_darling_against_scipy():

@@ -7,19 +7,20 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from prism import datacenters, histories, placement, workload
 from prism.attribution import persistence, saved_by
-from prism.context import read_context
-from prism.coupling import Coupling, Loading
-from prism.dagbuilder import DagBuilder
-from prism.degradations import CrossDatacenter, NodeSpeeds, SlowLink
-from prism.model import StepModel
-from prism.montecarlo import simulate
-from prism.pools import Fixed, LogNormal
-from prism.randomeffects import variance_components
-from prism.scenarios import Frozen, HotNode, Together
-from prism.signature import PoolKey, Signature
-from prism.sweeping import sweep
+from prism.base.stats.random_effects import variance_components
+from prism.context import analytic_model
+from prism.context.context import read_context
+from prism.model.coupling import Coupling, Loading
+from prism.model.dag_builder import DagBuilder
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import Fixed, LogNormal
+from prism.model.signature import PoolKey, Signature
+from prism.model.step_model import StepModel
+from prism.whatif import datacenters, histories, placement
+from prism.whatif.degradations import CrossDatacenter, NodeSpeeds, SlowLink
+from prism.whatif.scenarios import Frozen, HotNode, Together
+from prism.whatif.sweeping import sweep
 
 DP = Signature("all-reduce", "4e+09 B", role="dp", scope="inter_node")
 
@@ -27,7 +28,7 @@ DP = Signature("all-reduce", "4e+09 B", role="dp", scope="inter_node")
 @pytest.fixture(scope="module")
 def model(root):
     ctx = read_context(root / "inputs/small_step.yaml")
-    return workload.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.03))
+    return analytic_model.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.03))
 
 
 def chain(cvs=(0.05, 0.05)) -> StepModel:

@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 from scipy import stats
 
-from prism import workload
-from prism.context import Context, Link, Parallelism, StageTimes, Topology, read_context
-from prism.montecarlo import simulate
-from prism.pools import Empirical, Fixed
-from prism.specs import SpecError
+from prism.base.specs import SpecError
+from prism.context import analytic_model
+from prism.context.context import Context, Link, Parallelism, StageTimes, Topology, read_context
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import Empirical, Fixed
 
 FREE = Link(bandwidth=1e30, latency=0.0)
 
@@ -60,7 +60,7 @@ def test_makespans_against_published(oracles):
 
 
 def step_time(ctx: Context) -> float:
-    return float(simulate(workload.model_from_context(ctx), 1).step_time[0])
+    return float(simulate(analytic_model.model_from_context(ctx), 1).step_time[0])
 
 
 @pytest.mark.parametrize(("pp", "m"), [(1, 1), (2, 4), (4, 8), (16, 64)])
@@ -82,7 +82,7 @@ def test_ring_all_reduce_against_theory():
 
 
 def test_dag_has_every_op_once():
-    dag = workload.build_dag(context(pp=4, dp=3, microbatches=5))
+    dag = analytic_model.build_dag(context(pp=4, dp=3, microbatches=5))
     names = [dag.signatures[s].op for s in dag.signature]
     assert names.count("forward-compute") == names.count("backward-compute") == 4 * 5
     assert names.count("send-recv") == 2 * 3 * 5
@@ -94,17 +94,17 @@ def test_dag_has_every_op_once():
 
 def test_variability_keeps_the_analytic_mean():
     shape = Empirical((0.8, 1.0, 1.2))
-    model = workload.model_from_context(context(), variability=shape)
-    still = workload.model_from_context(context())
+    model = analytic_model.model_from_context(context(), variability=shape)
+    still = analytic_model.model_from_context(context())
     for varied, fixed in zip(model.op_pools, still.op_pools, strict=True):
         assert varied.mean == pytest.approx(fixed.mean)
         assert isinstance(fixed, Fixed)
 
 
 def test_synthetic_steps_share_a_factor():
-    model = workload.model_from_context(context(), variability=Empirical((0.99, 1.0, 1.01)))
-    coupled = workload.synthetic_steps(model, 400, step_cv=0.05, seed=1)
-    alone = workload.synthetic_steps(model, 400, step_cv=0.0, seed=1)
+    model = analytic_model.model_from_context(context(), variability=Empirical((0.99, 1.0, 1.01)))
+    coupled = analytic_model.synthetic_steps(model, 400, step_cv=0.05, seed=1)
+    alone = analytic_model.synthetic_steps(model, 400, step_cv=0.0, seed=1)
     assert coupled.source == "synthetic"
     assert float(coupled.step_time.std()) > 5 * float(alone.step_time.std())
     assert stats.ks_2samp(alone.step_time, simulate(model, 4000).step_time).pvalue > 1e-3
@@ -131,7 +131,7 @@ def test_embedded_context_is_valid(root):
         (("schedule: 1f1b", "schedule: zigzag"), r"parallelism: schedule: 'zigzag' is not one of gpipe, .*1f1b"),
         (("dp: 4", "dp: four"), r"parallelism.dp: .*got 'four'"),
         (("workload:", "workload: ["), "not valid YAML at line"),
-        (("  name: small-1f1b", "  nme: small-1f1b"), "workload.nme: Extra inputs"),
+        (("  name: small-1f1b", "  nme: small-1f1b"), "analytic_model.nme: Extra inputs"),
     ],
 )  # fmt: skip
 def test_bad_contexts_are_refused_in_one_line(root, tmp_path, change, message):

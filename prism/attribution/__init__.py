@@ -1,8 +1,5 @@
 """Where variability comes from: which component, which kernel, which machine; what would be saved, what may be spent."""
 
-from prism.attribution.ablation import STATISTICS, ablate, partition
-from prism.attribution.budgets import budget
-from prism.attribution.kernels import saved_by, steadying
-from prism.attribution.persistence import persistence
+import lazy_loader as _lazy
 
-__all__ = ["STATISTICS", "ablate", "budget", "partition", "persistence", "saved_by", "steadying"]
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

@@ -9,11 +9,11 @@ from math import factorial
 import numpy as np
 import xarray as xr
 
-from prism import schema
-from prism.model import StepModel
-from prism.scenarios import Frozen
-from prism.signature import Category, Signature
-from prism.sweeping import Executor, sweep
+from prism.base import schema
+from prism.model.signature import Category, Signature
+from prism.model.step_model import StepModel
+from prism.whatif.scenarios import Frozen
+from prism.whatif.sweeping import Executor, sweep
 
 #: what an ablation may be about: a number for the step times of one ablation, (draw,) along the last axis
 STATISTICS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from prism import schema
 from prism.attribution.ablation import only, partition
-from prism.model import StepModel
-from prism.montecarlo import simulate
-from prism.randomeffects import variance_components
+from prism.base import schema
+from prism.base.stats.random_effects import variance_components
+from prism.model.engine.montecarlo import simulate
+from prism.model.step_model import StepModel
 
 #: variables of a Dataset, and the fields of variance components that they hold
 NAMES = {"std_between": "between", "std_within": "within", "persistent_share": "share"}

@@ -4,17 +4,6 @@
 estimators over the same real run times.
 """
 
-from prism.cluster.comparing import compare_estimates, mean_jct_of_first, ratios
-from prism.cluster.jobs import JobsError, read_jobs, selected, with_cv
-from prism.cluster.machine import Checkpoint, Cluster, Speed, arena_cluster
-from prism.cluster.overrun import OVERRUNS, Overrun
-from prism.cluster.policies import POLICIES, Queue, pack
-from prism.cluster.runtimes import ESTIMATES, Flat, Known, Quantile
-from prism.cluster.simulator import offered_load, run_cluster
-from prism.cluster.speeds import speed_from_context
+import lazy_loader as _lazy
 
-__all__ = [
-    "ESTIMATES", "OVERRUNS", "POLICIES", "Checkpoint", "Cluster", "Flat", "JobsError", "Known", "Overrun", "Quantile", "Queue", "Speed",
-    "arena_cluster", "compare_estimates", "mean_jct_of_first", "offered_load", "pack", "ratios", "read_jobs", "run_cluster", "selected", "speed_from_context",
-    "with_cv",
-]  # fmt: skip
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

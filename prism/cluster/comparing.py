@@ -10,12 +10,12 @@ import xarray as xr
 from scipy.stats import t as student
 from tqdm import tqdm
 
-from prism import schema
+from prism.base import schema
 from prism.cluster.machine import Checkpoint, Cluster, Speed
 from prism.cluster.overrun import Overrun
 from prism.cluster.policies import POLICIES
 from prism.cluster.simulator import named, run_cluster
-from prism.pools import DurationPool
+from prism.model.pools import DurationPool
 
 #: shares of the completions over which means are taken
 COMPLETIONS = (0.25, 0.5, 0.75, 0.9, 1.0)

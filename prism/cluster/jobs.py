@@ -9,11 +9,11 @@ import pandas as pd
 import xarray as xr
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from prism import schema
+from prism.base import schema
+from prism.base.specs import Spec, read_spec
+from prism.base.tables import TableError, labels, numbers, read_table, require_columns
 from prism.cluster import published
 from prism.cluster.runtimes import LARGEST_CV
-from prism.specs import Spec, read_spec
-from prism.tables import TableError, labels, numbers, read_table, require_columns
 
 REQUIRED = ("job_id", "submit_s", "gpus", "duration_s")
 LONGEST_LOG = 1e12
@@ -54,7 +54,7 @@ def read_jobs(path: str | Path) -> xr.Dataset:
 
     Raises
     ------
-    JobsError, prism.specs.SpecError
+    JobsError, prism.base.specs.SpecError
         Missing file or columns, no rows, or a row with values that no job can have.
     """
     path = Path(path)

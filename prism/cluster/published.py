@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from prism.tables import TableError, numbers, one_line, read_table
+from prism.base.tables import TableError, numbers, one_line, read_table
 
 #: a JSON log is read whole
 LARGEST_JSON = 1024**3

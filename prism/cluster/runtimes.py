@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import norm
 
-from prism.pools import DurationPool
+from prism.model.pools import DurationPool
 
 #: shortest real run time, as a share of the point estimate: where the Normal is cut off
 FLOOR = 0.1

@@ -8,12 +8,12 @@ from dataclasses import asdict
 import numpy as np
 import xarray as xr
 
-from prism import schema
+from prism.base import schema
 from prism.cluster.machine import DAY, FAILURES, Checkpoint, Cluster, Speed
 from prism.cluster.overrun import Overrun
 from prism.cluster.policies import POLICIES, Policy, Queue
 from prism.cluster.runtimes import ESTIMATES, Estimate, Known, RunTimes, run_times
-from prism.pools import DurationPool
+from prism.model.pools import DurationPool
 
 LEDGER = ("useful", "stall", "restart", "lost", "tail")
 #: a step by events is at least this long, s: times that differ by rounding are one

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prism.cluster.machine import Speed
-from prism.context import Context
-from prism.workload import deterministic_step
+from prism.context.analytic_model import deterministic_step
+from prism.context.context import Context
 
 
 def speed_from_context(ctx: Context, dp: Sequence[int]) -> Speed:
     """Speed at other numbers of replicas, with the same sequences a step shared out among them.
 
-    Step times are those of `prism.workload.deterministic_step`: means only. The context's own number of replicas is the one
+    Step times are those of `prism.context.deterministic_step`: means only. The context's own number of replicas is the one
     that a job asks for.
 
     Parameters

@@ -11,10 +11,10 @@ import xarray as xr
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from prism import schema
-from prism.dag import WorkloadDAG
-from prism.dagbuilder import DagBuilder
-from prism.signature import Category, Signature
+from prism.base import schema
+from prism.model.dag import WorkloadDAG
+from prism.model.dag_builder import DagBuilder
+from prism.model.signature import Category, Signature
 from prism.traces.records import TraceError, TraceWarning
 
 #: overlaps of ops on one stream below this are rounding, seconds

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from prism.dag import WorkloadDAG
-from prism.dagbuilder import DagBuilder
-from prism.signature import Signature
+from prism.model.dag import WorkloadDAG
+from prism.model.dag_builder import DagBuilder
+from prism.model.signature import Signature
 from prism.traces.graph import TraceGraph
 from prism.traces.records import TraceError
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import xarray as xr
 
-from prism.traces.chakra import read_chakra
-from prism.traces.profiler import read_profiler
+from prism.traces.formats.chakra import read_chakra
+from prism.traces.formats.op_level import is_op_level, read_op_level
+from prism.traces.formats.table import read_record_table
+from prism.traces.profiler.ranks import read_profiler
 from prism.traces.records import TraceError
-from prism.traces.straggler import is_op_level, read_op_level
-from prism.traces.table import read_record_table
 
 #: what a folder is searched for
 JSON = (".json", ".json.gz")

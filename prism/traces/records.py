@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from prism import schema
+from prism.base import schema
 
 
 class TraceError(ValueError):

@@ -1,0 +1,5 @@
+"""Vocabulary, files, tables, statistics: what every room stands on and what knows nothing of training."""
+
+import lazy_loader as _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

@@ -1,0 +1,30 @@
+from .components import (
+    characterise as characterise,
+)
+from .components import (
+    relations as relations,
+)
+from .reading import (
+    FleetError as FleetError,
+)
+from .reading import (
+    read_fleet as read_fleet,
+)
+from .reading import (
+    together as together,
+)
+from .spatial_temporal import (
+    device_medians as device_medians,
+)
+from .spatial_temporal import (
+    relative_pool as relative_pool,
+)
+from .spatial_temporal import (
+    variability as variability,
+)
+from .synthetic import (
+    ReferenceFleet as ReferenceFleet,
+)
+from .synthetic import (
+    synthetic_fleet as synthetic_fleet,
+)

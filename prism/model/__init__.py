@@ -1,0 +1,5 @@
+"""The step model: a graph of ops, their duration pools and coupling, and the engine that draws it."""
+
+import lazy_loader as _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+"""Pools, idle gaps, coupling and joint events fitted to measured steps."""

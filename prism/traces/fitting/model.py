@@ -1,0 +1,216 @@
+"""Duration pools from measured steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+import xarray as xr
+
+from prism.base import schema
+from prism.base.stats import crps
+from prism.model.coupling import Coupling
+from prism.model.dag import WorkloadDAG
+from prism.model.engine.montecarlo import simulate
+from prism.model.pools import DurationPool, fitting
+from prism.model.signature import PoolKey
+from prism.model.step_model import StepModel
+from prism.traces.fitting.coupling import fit_coupling
+from prism.traces.fitting.gaps import EFFECTIVE, WHOLE, add_gaps, kept_kinds
+from prism.traces.graph import build_graph
+from prism.traces.measured_steps import check_ops, observe
+
+MIN_SAMPLES = 10
+MIN_STEPS = 20
+#: how much better a prediction has to be for gaps to be taken whole
+CLEARLY = 0.01
+
+
+def fit_pools(
+    dag: WorkloadDAG,
+    observed: xr.Dataset,
+    *,
+    family: str = "empirical",
+    min_samples: int = MIN_SAMPLES,
+    ops: np.ndarray | None = None,
+) -> dict[PoolKey, DurationPool]:
+    """A pool per (signature, site, position), and the coarser pools that small ones borrow from.
+
+    Parameters
+    ----------
+    dag : WorkloadDAG
+    observed : Dataset of `observe`
+    family : str
+        As in `prism.model.pools.fit`; ops whose samples have no spread, or are zero at times, stay empirical.
+    min_samples : int
+        A key with fewer samples gets no pool of its own, so that its ops borrow from the next
+        coarser key. The fleet-wide pool of a signature is always there.
+    ops : bool ndarray (op,), optional
+        Ops whose samples are used, all by default; signatures of no such op get no pool.
+
+    Returns
+    -------
+    dict of PoolKey to DurationPool
+    """
+    check_ops(observed, dag)
+    duration = observed["duration"].values.T
+    samples: dict[PoolKey, list[np.ndarray]] = defaultdict(list)
+    for op, index in enumerate(dag.pool_key_of_op):
+        if ops is not None and not ops[op]:
+            continue
+        key = dag.pool_keys[index]
+        for k in {key, *key.parents()}:
+            samples[k].append(duration[op])
+    fitted = {}
+    for key, parts in samples.items():
+        x = np.concatenate(parts)
+        if x.size >= min_samples or key == key.fleet:
+            # gaps that are not always there have an atom at zero, which no family has
+            as_they_are = x.size < 3 or np.ptp(x) == 0 or x.min() <= 0
+            fitted[key] = fitting.fit(x, "empirical" if as_they_are else family).pool
+    return fitted
+
+
+def borrowing(
+    dag: WorkloadDAG, observed: xr.Dataset, pools: Mapping[PoolKey, DurationPool]
+) -> xr.Dataset:
+    """How many samples each place of the step has of its own, and how far it borrows.
+
+    Parameters
+    ----------
+    dag : WorkloadDAG
+    observed : Dataset of `observe`
+    pools : mapping
+        Of `fit_pools`.
+
+    Returns
+    -------
+    Dataset
+        Per finest pool key (dimension `pool`, named by its text): ``count``, samples of its own;
+        ``borrowed``: 0 for a pool of its own, 1 for one of any position, 2 for one of any site;
+        ``samples_used``, of the pool that its ops draw from.
+    """
+    check_ops(observed, dag)
+    steps = observed.sizes["step"]
+    own = np.bincount(dag.pool_key_of_op, minlength=len(dag.pool_keys)) * steps
+    lines = [[key, *key.parents()] for key in dag.pool_keys]
+    used = [next(k for k in line if k in pools) for line in lines]
+    total: dict[PoolKey, int] = defaultdict(int)
+    for line, n in zip(lines, own, strict=True):
+        for k in line:
+            total[k] += int(n)
+
+    def depth(key: PoolKey, found: PoolKey) -> int:
+        if found == key:
+            return 0
+        return 1 if found.site == key.site else 2
+
+    return schema.dataset(
+        {
+            "count": ("pool", own),
+            "borrowed": ("pool", [depth(a, b) for a, b in zip(dag.pool_keys, used, strict=True)]),
+            "samples_used": ("pool", [total[k] for k in used]),
+        },
+        coords={"pool": np.array([str(k) for k in dag.pool_keys], dtype="U")},
+        made_by="prism.traces.borrowing",
+        source=observed.attrs["source"],
+    )
+
+
+def model_from_trace(
+    trace: xr.Dataset,
+    *,
+    gpus_per_node: int = 8,
+    family: str = "empirical",
+    min_samples: int = MIN_SAMPLES,
+) -> StepModel:
+    """The step model of a trace: graph, idle gaps that delay the step, pools and coupling.
+
+    Most idle gaps are left out: they are waits on what the graph does not have, and drawing them counts
+    them twice. Kinds of op whose gaps move the replay keep them (`choose_gaps`).
+
+    Parameters
+    ----------
+    trace : Dataset of `read_trace`
+    gpus_per_node, family, min_samples
+        As in `build_graph` and `fit_pools`.
+
+    Returns
+    -------
+    StepModel
+
+    Raises
+    ------
+    TraceError
+        As `build_graph`.
+    """
+    graph = build_graph(trace, gpus_per_node=gpus_per_node)
+    return fit_model(graph.dag, observe(trace, graph), family=family, min_samples=min_samples)
+
+
+def fit_model(
+    dag: WorkloadDAG,
+    observed: xr.Dataset,
+    *,
+    family: str = "empirical",
+    min_samples: int = MIN_SAMPLES,
+    gaps: Mapping[str, str] | None = None,
+) -> StepModel:
+    """The step model of a graph and its measured steps: pools, gaps, and coupling if there are enough steps.
+
+    With fewer than `MIN_STEPS` steps ops are taken as independent, since dependence cannot be seen.
+
+    Parameters
+    ----------
+    dag, observed, family, min_samples
+        As in `fit_pools`.
+    gaps : mapping of op kind to ``effective`` or ``whole``, optional
+        Kinds that keep their idle gaps; as `choose_gaps` chooses on these steps if not given.
+
+    Returns
+    -------
+    StepModel
+        Its graph has the kept gaps as ops; `remove_gaps` gives back the one that was handed in.
+    """
+    chosen = choose_gaps(dag, observed) if gaps is None else gaps
+    dag, observed = add_gaps(dag, observed, chosen)
+    fitted = fit_pools(dag, observed, family=family, min_samples=min_samples)
+    enough = observed.sizes["step"] >= MIN_STEPS
+    coupling = fit_coupling(dag, observed, fitted).coupling if enough else Coupling.independent()
+    return StepModel(dag, fitted, coupling, source=observed.attrs["source"])
+
+
+def choose_gaps(dag: WorkloadDAG, observed: xr.Dataset, *, draws: int = 1000) -> dict[str, str]:
+    """Kinds of op that keep their idle gaps, and whether whole or only the effective part.
+
+    Gaps are kept where the replay needs them (`kept_kinds`), and only their effective part; a kind's gaps
+    are taken whole if the model then predicts the steps it was fitted to clearly better: their CRPS falls
+    by more than `CLEARLY`. Kinds are tried one after the other, the one that moves the replay most first.
+
+    Parameters
+    ----------
+    dag : WorkloadDAG without lanes
+    observed : Dataset of `observe`
+        The steps used for fitting, never those of a test.
+    draws : int
+        Of each trial.
+
+    Returns
+    -------
+    dict of op kind to ``effective`` or ``whole``
+    """
+    kept = list(kept_kinds(dag, observed))
+    chosen = dict.fromkeys(kept, EFFECTIVE)
+
+    def score(choice: Mapping[str, str]) -> float:
+        model = fit_model(dag, observed, gaps=choice)
+        return crps(simulate(model, draws)["step_time"], observed["step_time"])
+
+    best = score(chosen) if kept else 0.0
+    for kind in kept:
+        trial = chosen | {kind: WHOLE}
+        found = score(trial)
+        if found < (1 - CLEARLY) * best:
+            chosen, best = trial, found
+    return chosen

@@ -1,0 +1,1 @@
+"""Other forms of traces: Chakra graphs, op-level parquet, plain tables of records."""

@@ -1,0 +1,1 @@
+"""PyTorch profiler traces: events of a rank to ops, waits and collectives of a job."""
