@@ -115,6 +115,9 @@ from .model import (
 from .model import (
     simulate as simulate,
 )
+from .model import (
+    write_model as write_model,
+)
 from .model.pools import (
     Bimodal as Bimodal,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from prism.base.files import write_atomically
 from prism.model.dag import WorkloadDAG
 from prism.model.engine.montecarlo import propagate, sample_durations
 from prism.model.step_model import StepModel
@@ -91,7 +92,7 @@ def chrome_trace(model: StepModel, draw: int, *, seed: int = 0) -> dict:
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"made_by": "prism.timeline", "source": model.source, "draw": draw, "seed": seed},
+        "otherData": {"made_by": "prism.chrome_trace", "source": model.source, "draw": draw, "seed": seed},
     }  # fmt: skip
 
 
@@ -99,9 +100,8 @@ def write_chrome_trace(model: StepModel, path: str | Path, draw: int, *, seed: i
     """Write `chrome_trace` to a file (``.gz``: compressed), under another name first."""
     path = Path(path)
     text = json.dumps(chrome_trace(model, draw, seed=seed)).encode()
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
-    part.replace(path)
+    packed = gzip.compress(text, mtime=0) if path.suffix == ".gz" else text
+    write_atomically({path: lambda part: part.write_bytes(packed)})
     return path
 
 

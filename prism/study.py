@@ -9,11 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +20,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from prism import traces
 from prism.base import schema
+from prism.base.files import write_atomically
 from prism.base.specs import Spec, read_spec
 from prism.base.stats import min_draws
 from prism.cluster import jobs as _jobs
@@ -242,14 +240,6 @@ def open_traces(name: str) -> dict[str, xr.Dataset]:
     return _named(name, read)
 
 
-@contextmanager
-def workers() -> Iterator[ProcessPoolExecutor]:
-    """A process for each core, for long sweeps of a notebook."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        yield pool
-
-
 def save(
     stem: str,
     dataset: xr.Dataset | StepModel,
@@ -283,20 +273,7 @@ def save(
         writers[".png"] = lambda p: figure.savefig(p, format="png", metadata={"Software": None})
     target = path(stem)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _write_all({target.with_name(target.name + suffix): w for suffix, w in writers.items()})
-
-
-def _write_all(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
-    """Write every file under a temporary name, then rename them all: results stay of one run."""
-    temporary = {target: target.with_name(f".{target.name}.partial") for target in writers}
-    try:
-        for target, write in writers.items():
-            write(temporary[target])
-        for target in writers:
-            temporary[target].replace(target)
-    finally:
-        for file in temporary.values():
-            file.unlink(missing_ok=True)
+    write_atomically({target.with_name(target.name + suffix): w for suffix, w in writers.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -323,8 +300,3 @@ def _named(name: str, read: Callable[[Path], Any]) -> Any:
         if not isinstance(fault, ValueError) or not fault.args or len(fault.args) > 1:
             raise
         raise type(fault)(message) from None
-
-
-def _read_dataset(file: Path) -> xr.Dataset:
-    with xr.open_dataset(file, engine="h5netcdf") as ds:
-        return schema.check(ds.load())

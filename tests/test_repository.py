@@ -120,3 +120,30 @@ def test_public_names_exist_and_are_documented():
         doc = getattr(prism, name).__doc__
         # a dataclass without a docstring gets its signature for one
         assert doc and not doc.startswith(f"{name}("), name
+
+
+def test_made_by_names_functions_that_exist(root):
+    import functools
+
+    import prism
+
+    found = {}
+    for file in sorted((root / "prism").rglob("*.py")):
+        for name in re.findall(r'made_by(?:=|": )"(prism\.[\w.]+)"', file.read_text()):
+            found[name] = file
+    assert len(found) > 40
+    for name, file in found.items():
+        try:
+            made = functools.reduce(getattr, name.split(".")[1:], prism)
+        except AttributeError:
+            pytest.fail(f"{file}: made_by {name} does not exist")
+        assert callable(made) or made.__name__ == "prism.chrome_trace", name
+
+
+def test_one_file_writes_results_under_a_temporary_name(root):
+    renaming = {
+        f.relative_to(root).as_posix()
+        for f in (root / "prism").rglob("*.py")
+        if re.search(r"\bpart\.replace\(|os\.rename|os\.replace", f.read_text())
+    }
+    assert renaming == {"prism/base/files.py"}

@@ -66,7 +66,7 @@ def test_exceedance_against_theory():
 
 def test_frozen_components_do_not_vary_and_the_others_do(job):
     model = model_from_context(job, variability=LogNormal.from_moments(1.0, 0.1))
-    still = Frozen(("compute", "communication"))(model)
+    still = Frozen(("compute", "dp", "tp"))(model)
     assert isinstance(still, StepModel)
     assert all(p.std == 0 for p in still.op_pools)
     half = Frozen(("dp",))(model)
@@ -79,7 +79,7 @@ def test_frozen_components_do_not_vary_and_the_others_do(job):
 def test_a_component_that_is_not_there_is_refused(job):
     model = model_from_context(job)
     with pytest.raises(
-        ValueError, match=r"no op is of component ep; the model has communication, compute"
+        ValueError, match=r"no op is of component ep; the model has compute, dp, tp"
     ):
         Frozen(("ep",))(model)
     with pytest.raises(ValueError, match="at least one number of replicas"):

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from graphs import fork_join, keyed
 
+from prism.attribution import ablate
 from prism.context import analytic_model
 from prism.context.context import read_context
 from prism.measure import fleet
+from prism.measure.fleet import ReferenceFleet, synthetic_fleet
+from prism.model import DagBuilder, PoolKey, Signature
 from prism.model.engine.montecarlo import simulate
 from prism.model.pools import Empirical, Fixed, LogNormal, Scaled
 from prism.model.step_model import StepModel
-from prism.whatif.scenarios import HotNode, increases, stages_by_node, unchanged
+from prism.whatif.degradations import HotGpu, NodeSpeeds, SlowLink
+from prism.whatif.scenarios import Frozen, HotNode, increases, stages_by_node, unchanged
 from prism.whatif.sweeping import sweep
 
 
@@ -127,10 +131,35 @@ def test_stages_sit_on_their_nodes(model):
 
 def test_a_synthetic_factor_makes_the_result_synthetic(model):
     measured = model.replace(source="measured")
-    shape = Empirical((0.9, 1.0, 1.2))
+    made = synthetic_fleet(ReferenceFleet.preset("h100", gpus=8))
     for source, expected in (("measured", "simulated"), ("synthetic", "synthetic")):
-        hot = HotNode(0, fleet=shape, fleet_source=source)
+        hot = HotNode(0, fleet=made.assign_attrs(source=source))
         assert sweep(measured, {"healthy": unchanged, "hot": hot}, 10).source == expected
+    # factors, links and shapes that are given by hand were measured by nobody
+    for by_hand in (
+        HotNode(0, fleet=Empirical((0.9, 1.0, 1.2))), NodeSpeeds({0: 1.2}), HotGpu(0, 1.2), SlowLink(2.0),
+    ):  # fmt: skip
+        assert sweep(measured, {"healthy": unchanged, "worse": by_hand}, 10).source == "synthetic"
+    assert NodeSpeeds({0: 1.0})(measured).source == "measured"
+
+
+def test_components_are_one_partition_for_every_question():
+    b = DagBuilder()
+    host = b.add(Signature("launch", role="host"), [0])
+    gap = b.add(Signature("gap before forward", role="gap"), [0], after=[host])
+    ops = [b.add(Signature("forward"), [0], after=[gap]), b.add(Signature("forward"), [1])]
+    b.add(Signature("all_reduce", role="dp", scope="inter_node"), [0, 1], after=ops)
+    dag = b.build([0, 1])
+    model = StepModel(dag, {PoolKey(s): LogNormal.from_moments(1.0, 0.2) for s in dag.signatures})
+    words = {"compute", "dp", "gap", "host"}
+    assert set(simulate(model, 50, paths=True)["component"].values) == words
+    assert set(ablate(model, draws=50, resamples=5)["component"].values) == words
+    for word in words:
+        rest = Frozen(tuple(words - {word}))(model)
+        varies = {s.component for s in dag.signatures if rest.pools[PoolKey(s)].cv > 0}
+        assert varies == {word}
+    with pytest.raises(ValueError, match="no op is of component communication"):
+        Frozen(("communication",))(model)
 
 
 @pytest.mark.parametrize(

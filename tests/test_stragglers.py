@@ -9,7 +9,7 @@ import pytest
 
 import prism
 from prism import traces
-from prism.traces.stragglers import stragglers
+from prism.traces.stragglers import slowdown_by_group
 
 
 @pytest.fixture(scope="module", params=["ST", "SE"])
@@ -23,7 +23,7 @@ def job(request, prism_data):
 
 def test_the_whole_job_against_published(job):
     dag, observed, published = job
-    found = stragglers(dag, observed)
+    found = slowdown_by_group(dag, observed)
     assert float(found["slowdown_all"]) == pytest.approx(published["blocking_slowdown"], rel=1e-3)
 
 
@@ -37,7 +37,7 @@ NAMES = {"forward-pp-comm": "forward-send-recv", "backward-pp-comm": "backward-s
 def test_by_group_against_published(job, by, key):
     """To 0.1 %, a tenth of what the replay of a step is off."""
     dag, observed, published = job
-    found = stragglers(dag, observed, by=by)
+    found = slowdown_by_group(dag, observed, by=by)
     ours = dict(zip(map(str, found["signature"].values), found["slowdown"].values, strict=True))
     theirs = published[f"blocking_decompose_by_{key}"]
     assert len(theirs) >= 2
@@ -48,9 +48,9 @@ def test_by_group_against_published(job, by, key):
 
 def test_intervals_hold_the_estimate_and_the_largest_comes_first(job):
     dag, observed, _ = job
-    found = stragglers(dag, observed, by="rank")
+    found = slowdown_by_group(dag, observed, by="rank")
     low, high = found["slowdown_interval"].values.T
     x = found["slowdown"].values
     assert np.all((low <= x) & (x <= high)) and np.all(np.diff(x) <= 0)
     with pytest.raises(ValueError, match="by 'rack' is not one of"):
-        stragglers(dag, observed, by="rack")
+        slowdown_by_group(dag, observed, by="rack")

@@ -19,7 +19,7 @@ from prism.model.engine.montecarlo import propagate, simulate
 from prism.model.pools import LogNormal
 from prism.model.signature import Signature
 from prism.model.step_model import StepModel
-from prism.traces import build_graph, fit_model, fit_pools, observe
+from prism.traces import build_graph, fit_model, fit_pools, observe, synthetic_steps
 from prism.validation import comparison, cross_validation
 from prism.validation.comparison import (
     ValidationError,
@@ -101,7 +101,7 @@ def test_recording_and_prediction_are_independent(root):
 def steps(root, step_cv, n=400):
     ctx = read_context(root / "inputs/small_step.yaml")
     model = analytic_model.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.05))
-    return model.dag.unroll(), analytic_model.synthetic_steps(model, n, step_cv=step_cv, seed=3)
+    return model.dag.unroll(), synthetic_steps(model, n, step_cv=step_cv, seed=3)
 
 
 def test_independent_steps_are_predicted(root):

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from prism.attribution import persistence, saved_by
+from prism.attribution import persistent_share, saved_by
 from prism.base.stats.random_effects import variance_components
 from prism.context import analytic_model
 from prism.context.context import read_context
@@ -242,7 +242,7 @@ def test_persistence_is_what_was_planted(kept):
         {"work": {"rank": Loading(float(np.sqrt(1 - kept)), persistent=float(np.sqrt(kept)))}}
     )
     pools = {PoolKey(Signature("work")): LogNormal.from_moments(1.0, 0.02)}
-    found = persistence(StepModel(b.build([0]), pools, coupling), jobs=300, draws=40)
+    found = persistent_share(StepModel(b.build([0]), pools, coupling), jobs=300, draws=40)
     low, high = found["persistent_share_interval"].sel(component="compute").values
     assert low - 0.02 <= kept <= high + 0.02
     total = np.hypot(found["std_between"], found["std_within"])

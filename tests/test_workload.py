@@ -14,6 +14,7 @@ from prism.context import analytic_model
 from prism.context.context import Context, Link, Parallelism, StageTimes, Topology, read_context
 from prism.model.engine.montecarlo import simulate
 from prism.model.pools import Empirical, Fixed
+from prism.traces import synthetic_steps
 
 FREE = Link(bandwidth=1e30, latency=0.0)
 
@@ -103,8 +104,8 @@ def test_variability_keeps_the_analytic_mean():
 
 def test_synthetic_steps_share_a_factor():
     model = analytic_model.model_from_context(context(), variability=Empirical((0.99, 1.0, 1.01)))
-    coupled = analytic_model.synthetic_steps(model, 400, step_cv=0.05, seed=1)
-    alone = analytic_model.synthetic_steps(model, 400, step_cv=0.0, seed=1)
+    coupled = synthetic_steps(model, 400, step_cv=0.05, seed=1)
+    alone = synthetic_steps(model, 400, step_cv=0.0, seed=1)
     assert coupled.source == "synthetic"
     assert float(coupled.step_time.std()) > 5 * float(alone.step_time.std())
     assert stats.ks_2samp(alone.step_time, simulate(model, 4000).step_time).pvalue > 1e-3
@@ -131,7 +132,7 @@ def test_embedded_context_is_valid(root):
         (("schedule: 1f1b", "schedule: zigzag"), r"parallelism: schedule: 'zigzag' is not one of gpipe, .*1f1b"),
         (("dp: 4", "dp: four"), r"parallelism.dp: .*got 'four'"),
         (("workload:", "workload: ["), "not valid YAML at line"),
-        (("  name: small-1f1b", "  nme: small-1f1b"), "analytic_model.nme: Extra inputs"),
+        (("  name: small-1f1b", "  nme: small-1f1b"), "workload.nme: Extra inputs"),
     ],
 )  # fmt: skip
 def test_bad_contexts_are_refused_in_one_line(root, tmp_path, change, message):

@@ -8,7 +8,7 @@ from .ablation import (
     partition as partition,
 )
 from .persistence import (
-    persistence as persistence,
+    persistent_share as persistent_share,
 )
 from .steadying import (
     saved_by as saved_by,

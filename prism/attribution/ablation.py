@@ -10,7 +10,6 @@ import numpy as np
 import xarray as xr
 
 from prism.base import schema
-from prism.model.signature import Category, Signature
 from prism.model.step_model import StepModel
 from prism.whatif.scenarios import Frozen
 from prism.whatif.sweeping import Executor, sweep
@@ -28,19 +27,8 @@ MOST_COMPONENTS = 8
 
 
 def partition(model: StepModel) -> list[str]:
-    """Components that every op belongs to exactly one of: compute, gap, and the roles of process groups."""
-    return sorted({component_of(s) for s in model.dag.signatures})
-
-
-def component_of(signature: Signature) -> str:
-    """The component that ops of a signature belong to."""
-    match signature.category:
-        case Category.COMPUTE:
-            return "compute"
-        case Category.GAP:
-            return "gap"
-        case _:
-            return signature.role
+    """Components that every op belongs to exactly one of: compute, host, gap, and the roles of process groups."""
+    return sorted({s.component for s in model.dag.signatures})
 
 
 def ablate(

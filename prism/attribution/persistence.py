@@ -15,7 +15,7 @@ from prism.model.step_model import StepModel
 NAMES = {"std_between": "between", "std_within": "within", "persistent_share": "share"}
 
 
-def persistence(
+def persistent_share(
     model: StepModel,
     *,
     jobs: int = 100,
@@ -68,8 +68,8 @@ def persistence(
     return schema.dataset(
         data,
         coords={"component": names, "ci_bound": ["lower", "upper"]},
-        made_by="prism.attribution.persistence",
-        source="synthetic" if model.source == "synthetic" else "simulated",
+        made_by="prism.attribution.persistent_share",
+        source=schema.derived_source(model.source),
         seed=seed,
         provenance={"jobs": jobs, "draws": draws, "confidence": confidence},
     )

@@ -174,7 +174,7 @@ def saved_by(
         },
         coords={"place": names[0], "kind": names[1], "ci_bound": ["lower", "upper"]},
         made_by="prism.attribution.saved_by",
-        source="synthetic" if model.source == "synthetic" else "simulated",
+        source=schema.derived_source(model.source),
         seed=seed,
         provenance={"draws": draws, "rows": rows, "columns": columns},
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from prism.attribution.ablation import check, component_of
+from prism.attribution.ablation import check
 from prism.base import schema, stats
 from prism.model.engine.montecarlo import simulate
 from prism.model.pools import (
@@ -113,7 +113,7 @@ def budget(
             "largest_factor": ((), largest),
         },
         made_by="prism.attribution.budget",
-        source="synthetic" if model.source == "synthetic" else "simulated",
+        source=schema.derived_source(model.source),
         seed=seed,
         provenance={"component": component, "target_s": target},
     )
@@ -122,7 +122,7 @@ def budget(
 def stretched(model: StepModel, component: str, f: float) -> StepModel:
     """The model with f times a component's spread, under its scenarios."""
     dag = model.dag
-    named = np.array([component_of(s) == component for s in dag.signatures])[dag.signature]
+    named = dag.component == component
     # replicas of an op must go on sharing its distribution
     bases: dict[int, tuple[DurationPool, DurationPool]] = {}
 
@@ -130,7 +130,7 @@ def stretched(model: StepModel, component: str, f: float) -> StepModel:
         return _stretched_pool(pool, f, bases)
 
     pools = {
-        key: change(pool) if component_of(key.signature) == component else pool
+        key: change(pool) if key.signature.component == component else pool
         for key, pool in model.pools.items()
     }
     overrides = {
@@ -175,9 +175,9 @@ def _wider(base: DurationPool, f: float) -> DurationPool:
 
 def _largest(model: StepModel, component: str, most: float) -> float:
     """Factor up to which every pool can be stretched."""
-    pools = [p for k, p in model.pools.items() if component_of(k.signature) == component]
-    named = [component_of(s) == component for s in model.dag.signatures]
-    pools += [p for (op, _), p in model.overrides.items() if named[model.dag.signature[op]]]
+    pools = [p for k, p in model.pools.items() if k.signature.component == component]
+    named = model.dag.component == component
+    pools += [p for (op, _), p in model.overrides.items() if named[op]]
 
     def possible(f: float) -> bool:
         try:

@@ -331,6 +331,20 @@ attribute source must be one of measured, simulated, synthetic
     return ds
 
 
+def derived_source(*inputs: str) -> str:
+    """Source of a result that is computed from inputs with these sources.
+
+    The rule: what rests on anything that nobody measured (a generated fleet, a made-up factor, an assumed
+    link) is ``synthetic``; what is simulated from measurements alone is ``simulated``.
+
+    Examples
+    --------
+    >>> derived_source("measured"), derived_source("measured", "synthetic")
+    ('simulated', 'synthetic')
+    """
+    return "synthetic" if "synthetic" in inputs else "simulated"
+
+
 def provenance(ds: xr.Dataset) -> dict[str, Any]:
     """The provenance of a Dataset as a mapping (empty if it has none)."""
     return json.loads(ds.attrs.get("provenance", "{}"))

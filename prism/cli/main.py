@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import xarray as xr
-
 from prism import chrome_trace, traces
+from prism.base.files import write_dataset
 from prism.base.tables import one_line
 from prism.cli import bench, report, schedule
 from prism.context.analytic_model import model_from_context
@@ -98,7 +97,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     if arguments.measured:
         said["compared"] = report.comparison(compare(runs["step_time"], arguments.measured))
     if arguments.out:
-        _write(runs, arguments.out)
+        write_dataset(runs, arguments.out)
     if arguments.chrome:
         draw = chrome_trace.draw_at(runs, 0.95)
         chrome_trace.write_chrome_trace(model, arguments.chrome, draw, seed=arguments.seed)
@@ -144,7 +143,7 @@ def _validate(arguments: argparse.Namespace) -> None:
             progress=watching,
         )
     if arguments.out:
-        _write(found, arguments.out)
+        write_dataset(found, arguments.out)
     said = report.validation(found) | {"notes": notes}
     print(json.dumps(said, indent=2) if arguments.json else report.validation_text(said))
 
@@ -162,13 +161,3 @@ def _listening() -> Iterator[list[str]]:
 def _check_out(name: str | None) -> None:
     if name and not name.endswith(".nc"):
         raise ValueError(f"--out {name}: give a name that ends in .nc")
-
-
-def _write(ds: xr.Dataset, name: str) -> None:
-    part = Path(f"{name}.part")
-    ds.to_netcdf(part, engine="h5netcdf")
-    part.replace(name)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -77,7 +77,7 @@ def context(ctx: Context, model: StepModel, runs: xr.Dataset, took: float) -> di
 def _busy_share(ctx: Context, model: StepModel) -> float:
     """Part of a step in which ranks compute, mean over pipeline ranks, if nothing varies."""
     dag = model.dag
-    compute = np.array([s.role == "compute" for s in dag.signatures])[dag.signature]
+    compute = dag.component == "compute"
     mean = np.array([p.mean for p in model.distinct_pools[0]])[model.distinct_pools[1]]
     busy = np.bincount(dag.rank[compute], mean[compute]).mean()
     return float(busy / simulate(model.at_mean, 1)["step_time"].values[0])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
 from prism import cluster
+from prism.base.files import write_atomically, write_dataset
+from prism.base.runner import cores, process_pool
 from prism.cluster.runtimes import ESTIMATES
 
 HOUR = 3600.0
@@ -115,27 +114,19 @@ def _schedule(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     rules = [cluster.Overrun(o, arguments.growth) for o in arguments.overrun]
     cells = len(arguments.policy) * len(rules) * len(arguments.estimate) * arguments.seeds
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     # starting workers takes longer than a few short runs
-    many = cells * jobs.sizes["job"] > 50_000 and cores > 1
-    with (
-        ProcessPoolExecutor(cores, mp_context=get_context("spawn"))
-        if many
-        else nullcontext() as pool
-    ):
+    many = cells * jobs.sizes["job"] > 50_000 and cores() > 1
+    with process_pool() if many else nullcontext() as pool:
         found = cluster.compare_estimates(
             jobs, machine, policies=arguments.policy, estimates=arguments.estimate, overruns=rules, cv=arguments.cv,
             checkpoint=checkpoint, seeds=range(arguments.seeds), drain=arguments.drain, executor=pool, progress=sys.stderr.isatty(),
         )  # fmt: skip
     rows = _rows(found)
     if arguments.out:
-        part = Path(f"{arguments.out}.part")
-        found.to_netcdf(part, engine="h5netcdf")
-        part.replace(arguments.out)
+        write_dataset(found, arguments.out)
     if arguments.latex:
-        Path(arguments.latex).write_text(_latex(rows, found), "utf-8")
+        text = _latex(rows, found)
+        write_atomically({Path(arguments.latex): lambda part: part.write_text(text, "utf-8")})
     load = cluster.offered_load(jobs, machine)
     came = int((jobs["submit"] < machine.horizon).sum())
     said = {

@@ -8,9 +8,9 @@ from itertools import product
 import numpy as np
 import xarray as xr
 from scipy.stats import t as student
-from tqdm import tqdm
 
 from prism.base import schema
+from prism.base.runner import Executor, run_cells
 from prism.cluster.machine import Checkpoint, Cluster, Speed
 from prism.cluster.overrun import Overrun
 from prism.cluster.policies import POLICIES
@@ -42,7 +42,7 @@ def compare_estimates(
     speed: Speed | None = None,
     seeds: Sequence[int] = range(5),
     drain: bool = False,
-    executor=None,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
     """Policies x overrun rules x estimators, over the same real run times, at several levels of completion.
@@ -99,7 +99,7 @@ def compare_estimates(
             "policy": axes[0], "overrun": names, "scenario": axes[2], "trial": axes[3], "quantile": list(COMPLETIONS),
         },
         made_by="prism.cluster.compare_estimates",
-        source="synthetic" if jobs.attrs["source"] == "synthetic" else "simulated",
+        source=schema.derived_source(jobs.attrs["source"]),
         provenance={**schema.provenance(jobs), "cv": cv if isinstance(cv, float | int) else "pool", "drained": drain},
     )  # fmt: skip
 
@@ -116,12 +116,7 @@ def _computed(jobs, cluster, axes, cells, common: dict, executor, progress: bool
         c: (jobs, cluster, *(axis[i] for axis, i in zip(axes, c, strict=True)), common)
         for c in needed
     }
-    running = None
-    if executor is not None:
-        running = {c: executor.submit(_cell, *a) for c, a in asked.items()}
-    done = {}
-    for c in tqdm(needed, desc="runs", disable=not progress, leave=False):
-        done[c] = _cell(*asked[c]) if running is None else running[c].result()
+    done = dict(run_cells(_cell, asked, executor=executor, progress=progress))
     return {c: done[same(c)] for c in cells}
 
 

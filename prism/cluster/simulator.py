@@ -434,7 +434,7 @@ class _Run:
             },
             coords={"job": self.jobs["job"].values, "scenario": list(self.ledger)},
             made_by="prism.run_cluster",
-            source="synthetic" if self.jobs.attrs["source"] == "synthetic" else "simulated",
+            source=schema.derived_source(self.jobs.attrs["source"]),
             seed=seed,
             provenance={**schema.provenance(self.jobs), **provenance},
         )

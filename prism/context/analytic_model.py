@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from prism.base import schema
 from prism.context import analytic
 from prism.context.context import Context, StageTimes
 from prism.context.parts import BACKWARD, FORWARD, OPTIMIZER
@@ -17,13 +16,13 @@ from prism.context.topology import Efficiency
 from prism.measure import fleet as _fleet
 from prism.model.coupling import Coupling, Loading
 from prism.model.dag import WorkloadDAG
-from prism.model.engine.montecarlo import propagate, sample_durations
+from prism.model.engine.montecarlo import propagate
 from prism.model.pools import DurationPool, Fixed, LogNormal, Scaled
-from prism.model.signature import PoolKey, stable_hash
+from prism.model.signature import PoolKey
 from prism.model.step_model import StepModel
 
 __all__ = [
-    "BACKWARD", "FORWARD", "OPTIMIZER", "analytic_pools", "assumed_coupling", "build_dag", "deterministic_step", "model_from_context", "synthetic_steps",
+    "BACKWARD", "FORWARD", "OPTIMIZER", "analytic_pools", "assumed_coupling", "build_dag", "deterministic_step", "model_from_context",
 ]  # fmt: skip
 
 
@@ -153,42 +152,3 @@ def deterministic_step(ctx: Context) -> Callable[[Efficiency], float]:
         return float(finish.max())
 
     return seconds
-
-
-def synthetic_steps(
-    model: StepModel, steps: int, *, step_cv: float = 0.02, seed: int = 0
-) -> xr.Dataset:
-    """A made-up recording of a model: what `prism.traces.observe` would give, source ``synthetic``.
-
-    Each step's compute ops share one LogNormal factor with mean 1 and cv `step_cv`, a dependence
-    that real steps show and that independent draws of the ops cannot: so a comparison against this
-    recording can fail, and should.
-
-    Returns
-    -------
-    Dataset
-        ``duration(step, op)``, ``gap(step, op)`` (zero), ``step_time(step)``, seconds, where `op` runs
-        over ``model.dag.unroll()``.
-    """
-    dag = model.dag.unroll()
-    # a stream of its own: with that of `simulate`, a prediction would know the recording
-    stream = stable_hash("recording", int(seed)) >> 1
-    duration = sample_durations(model.replace(dag=dag), steps, seed=stream)
-    if step_cv > 0:
-        factor = LogNormal.from_moments(1.0, step_cv)
-        shared = factor.quantile(np.random.default_rng(stream).random(steps))
-        compute = np.array([s.role == "compute" for s in dag.signatures])
-        duration[compute[dag.signature]] *= shared
-    _, finish = propagate(dag, duration)
-    return schema.dataset(
-        {
-            "duration": (("step", "op"), duration.T),
-            "gap": (("step", "op"), np.zeros_like(duration.T)),
-            "step_time": ("step", finish.max(axis=0)),
-        },
-        coords={"step": np.arange(steps)},
-        made_by="prism.context.synthetic_steps",
-        source="synthetic",
-        seed=seed,
-        provenance={"step_cv": step_cv},
-    )

@@ -16,9 +16,6 @@ from .coupling import (
 from .coupling import (
     Loading as Loading,
 )
-from .coupling import (
-    op_class as op_class,
-)
 from .dag import (
     WorkloadDAG as WorkloadDAG,
 )
@@ -36,6 +33,9 @@ from .engine.montecarlo import (
 )
 from .model_file import (
     read_model as read_model,
+)
+from .model_file import (
+    write_model as write_model,
 )
 from .signature import (
     ROLES as ROLES,

@@ -19,8 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from prism.model.signature import Category, Signature
-
 LEVELS = ("step", "node", "rank", "microbatch")
 
 
@@ -53,7 +51,7 @@ class Coupling:
         same probability, and never otherwise: what Gaussian scores cannot do, since they have no tail
         dependence. The marginals stay as they are.
     event_scores : mapping of op kind to mapping of class to loading
-        By how much an event goes with the step score of a class (`op_class`): it strikes where
+        By how much an event goes with the step score of a class (`Signature.coupling_class`): it strikes where
         ``sum_c b_c Z_c + sqrt(1 - sum_c b_c^2) e`` is in its upper tail. Positive: rather in steps that are
         slow for the class, negative: in fast ones. Without it the event comes on its own.
 
@@ -129,20 +127,3 @@ class Coupling:
         """Loading of an op's own noise when it has every level of its kind."""
         levels = self.loadings.get(kind, {})
         return math.sqrt(max(0.0, 1.0 - sum(v.share for v in levels.values())))
-
-
-def op_class(signature: Signature) -> str:
-    """Class whose shared scores an op loads: classes are independent of each other.
-
-    Examples
-    --------
-    >>> op_class(Signature("all_reduce", role="dp", scope="inter_node"))
-    'inter_node'
-    """
-    match signature.category:
-        case Category.COMPUTE:
-            return signature.role  # the device's work, or the host's
-        case Category.GAP:
-            return "gap"
-        case _:
-            return "inter_node" if signature.scope == "inter_node" else "intra_node"

@@ -10,7 +10,7 @@ import numpy as np
 
 from prism.model import _graph_loops
 from prism.model.engine import kernels
-from prism.model.signature import PoolKey, Signature
+from prism.model.signature import Category, PoolKey, Signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +125,26 @@ class WorkloadDAG:
         code += self.position + 1
         _, first, index = np.unique(code, return_index=True, return_inverse=True)
         return tuple(self.pool_key(i) for i in first), index
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        """Name of each op, str (op,)."""
+        return np.array([s.op for s in self.signatures])[self.signature]
+
+    @cached_property
+    def component(self) -> np.ndarray:
+        """Component of each op (`Signature.component`), str (op,)."""
+        return np.array([s.component for s in self.signatures])[self.signature]
+
+    @cached_property
+    def category(self) -> np.ndarray:
+        """`Category` of each op, int (op,)."""
+        return np.array([s.category for s in self.signatures])[self.signature]
+
+    @property
+    def is_compute(self) -> np.ndarray:
+        """Whether each op is work of a device or host, bool (op,)."""
+        return self.category == Category.COMPUTE
 
     @property
     def pool_keys(self) -> tuple[PoolKey, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from prism.base import schema
-from prism.base.tables import one_line
+from prism.base.files import read_dataset, write_dataset
 from prism.model import pools
 from prism.model.coupling import Coupling, Loading
 from prism.model.dag import PER_OP, WorkloadDAG
@@ -79,7 +79,7 @@ def to_dataset(model: StepModel) -> xr.Dataset:
     }
     return schema.dataset(
         structure,
-        made_by="prism.model.to_dataset",
+        made_by="prism.write_model",
         source=model.source,
         provenance={
             "loadings": _loadings(model.coupling),
@@ -126,14 +126,21 @@ def from_dataset(ds: xr.Dataset) -> StepModel:
 
 def read_model(path: str | Path) -> StepModel:
     """Read a model that was saved as ``.nc``."""
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as ds:
-            saved = schema.check(ds.load())
-    except (OSError, ValueError) as fault:
-        raise ValueError(f"{path}: not a saved Dataset: {one_line(fault)}") from fault
+    saved = read_dataset(path)
     if "op_signature" not in saved:
         raise ValueError(f"{path}: holds no graph, so it is no step model")
     return from_dataset(saved)
+
+
+def write_model(model: StepModel, path: str | Path) -> None:
+    """Write a model as ``.nc``, which `read_model` reads.
+
+    Raises
+    ------
+    ValueError
+        For a model with scenario overrides: a scenario is code, save the model it starts from.
+    """
+    write_dataset(to_dataset(model), path)
 
 
 def _loadings(coupling: Coupling) -> dict:

@@ -68,6 +68,31 @@ class Signature:
             return Category.GAP
         return Category.POINT_TO_POINT if self.role == "pp" else Category.COLLECTIVE
 
+    @property
+    def component(self) -> str:
+        """Component of a step that the op belongs to: ``compute``, ``host``, ``gap``, or the role of its group.
+
+        Components are a partition of all ops, and the same words in `simulate`, `ablate`, `Frozen` and `budget`.
+        """
+        return self.role
+
+    @property
+    def coupling_class(self) -> str:
+        """Class whose shared scores the op loads: classes are independent of each other.
+
+        Examples
+        --------
+        >>> Signature("all_reduce", role="dp", scope="inter_node").coupling_class
+        'inter_node'
+        """
+        match self.category:
+            case Category.COMPUTE:
+                return self.role  # the device's work, or the host's
+            case Category.GAP:
+                return "gap"
+            case _:
+                return "inter_node" if self.scope == "inter_node" else "intra_node"
+
     def __str__(self) -> str:
         parts = [self.op, self.shape, self.dtype]
         parts += [] if self.category == Category.COMPUTE else [self.role, self.scope]

@@ -58,6 +58,9 @@ from .records import (
 from .records import (
     TraceWarning as TraceWarning,
 )
+from .stragglers import persistent_stragglers as persistent_stragglers
+from .stragglers import slowdown_by_group as slowdown_by_group
+from .synthetic import synthetic_steps as synthetic_steps
 from .time_breakdown import (
     breakdown as breakdown,
 )

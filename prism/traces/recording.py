@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prism.base.files import write_atomically
+
 
 @contextmanager
 def record(
@@ -62,11 +64,9 @@ def record(
     number = _rank(torch) if rank is None else rank
     target = Path(folder) / f"rank{number}.pt.trace.json.gz"
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"rank{number}.part.json.gz")
 
     def write(profile: Any) -> None:
-        profile.export_chrome_trace(str(part))
-        part.replace(target)
+        write_atomically({target: lambda part: profile.export_chrome_trace(str(part))})
 
     activities = [profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

@@ -13,14 +13,13 @@ from prism.base import schema, stats
 from prism.base.stats.random_effects import variance_components
 from prism.model.dag import WorkloadDAG
 from prism.model.engine.montecarlo import propagate
-from prism.model.signature import Category
 from prism.traces.measured_steps import check_ops
 
 #: neighbouring steps that the bootstrap keeps together
 BLOCK = 4
 
 
-def stragglers(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> xr.Dataset:
+def slowdown_by_group(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> xr.Dataset:
     """Slow-down of a job by groups of its ops.
 
     ``slowdown_g = T(ideal but for g) / T(ideal)``: step time, mean over steps, with the measured durations of group g and
@@ -78,7 +77,7 @@ def stragglers(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> x
             "step_mean": ((), float(best.mean())),
         },
         coords={"signature": [f[2] for f in found], "ci_bound": ["lower", "upper"]},
-        made_by="prism.traces.stragglers",
+        made_by="prism.traces.slowdown_by_group",
         source=observed.attrs["source"],
         provenance={**schema.provenance(observed), "by": by},
     )
@@ -86,8 +85,8 @@ def stragglers(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> x
 
 def _ideal(dag: WorkloadDAG, duration: np.ndarray) -> np.ndarray:
     out = np.empty_like(duration)
-    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
-    compute = np.array([s.category == Category.COMPUTE for s in dag.signatures])[dag.signature]
+    kinds = dag.kind
+    compute = dag.is_compute
     for kind in np.unique(kinds):
         ops = kinds == kind
         out[ops] = np.mean(duration[ops]) if compute[ops].all() else np.median(duration[ops])
@@ -97,7 +96,7 @@ def _ideal(dag: WorkloadDAG, duration: np.ndarray) -> np.ndarray:
 def _groups(dag: WorkloadDAG, by: str) -> dict[str, np.ndarray]:
     """Ops of each group, bool (op,)."""
     if by == "kind":
-        kinds = np.array([s.op for s in dag.signatures])[dag.signature]
+        kinds = dag.kind
         return {str(k): kinds == k for k in np.unique(kinds)}
     if by not in ("rank", "stage", "replica"):
         raise ValueError(f"by {by!r} is not one of kind, stage, replica, rank")
@@ -116,7 +115,9 @@ def _groups(dag: WorkloadDAG, by: str) -> dict[str, np.ndarray]:
     return out
 
 
-def persistent(dag: WorkloadDAG, observed: xr.Dataset, *, confidence: float = 0.95) -> xr.Dataset:
+def persistent_stragglers(
+    dag: WorkloadDAG, observed: xr.Dataset, *, confidence: float = 0.95
+) -> xr.Dataset:
     """Is a kind of op slow on the same ranks in every step, or now here and now there?
 
     Durations are taken relative to the median of the same kind, stage and step over ranks, and a rank's over its ops of a
@@ -141,10 +142,10 @@ def persistent(dag: WorkloadDAG, observed: xr.Dataset, *, confidence: float = 0.
     """
     check_ops(observed, dag)
     duration = observed["duration"].values.T
-    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
+    kinds = dag.kind
     ranks = np.unique(dag.member)
     found, means = {}, {}
-    compute = np.array([s.category == Category.COMPUTE for s in dag.signatures])[dag.signature]
+    compute = dag.is_compute
     for kind in np.unique(kinds[compute]):
         relative = _relative(dag, duration, (kinds == kind) & compute, ranks)
         if np.isfinite(relative).any(axis=1).sum() >= 3 and relative.shape[1] >= 2:
@@ -163,7 +164,7 @@ def persistent(dag: WorkloadDAG, observed: xr.Dataset, *, confidence: float = 0.
             "slowdown": (("kind", "rank"), [means[k] for k in names]),
         },
         coords={"kind": names, "rank": ranks, "ci_bound": ["lower", "upper"]},
-        made_by="prism.traces.persistent",
+        made_by="prism.traces.persistent_stragglers",
         source=observed.attrs["source"],
         provenance={**schema.provenance(observed), "confidence": confidence},
     )

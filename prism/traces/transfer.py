@@ -45,7 +45,7 @@ def carry(model: StepModel, dag: WorkloadDAG) -> StepModel:
         If the graph has operations that the model never saw, all of them named.
     """
     kinds = {s.op.removeprefix(BEFORE) for s in model.dag.signatures if s.role == "gap"}
-    names = np.array([s.op for s in dag.signatures])[dag.signature]
+    names = dag.kind
     chosen = np.flatnonzero(np.isin(names, sorted(kinds)))
     wide = insert_gaps(dag, chosen) if chosen.size else dag
     known = {key.signature for key in model.pools}

@@ -84,12 +84,11 @@ def validate_each(traces: Mapping[str, xr.Dataset], **settings) -> xr.Dataset:
     facts = {name: schema.provenance(f) for name, f in zip(traces, found, strict=True)}
     rows = [f.assign_coords(step=np.arange(f.sizes["step"])) for f in found]
     joined = xr.concat(rows, "trace", join="outer", combine_attrs="drop_conflicts")
-    synthetic = any(f.attrs["source"] == "synthetic" for f in found)
     return schema.dataset(
         {name: (v.dims, v.values) for name, v in joined.data_vars.items()},
         coords={n: c.values for n, c in joined.coords.items()} | {"trace": list(traces)},
         made_by="prism.validation.validate_each",
-        source="synthetic" if synthetic else "simulated",
+        source=schema.derived_source(*(f.attrs["source"] for f in found)),
         seed=found[0].attrs["seed"],
         provenance={"traces": facts},
     )
@@ -219,7 +218,7 @@ def _dataset(rows: list[dict], inside: dict, observed: xr.Dataset, made: dict, s
             "ci_bound": ["lower", "upper"],
         },
         made_by="prism.validate",
-        source="synthetic" if observed.attrs["source"] == "synthetic" else "simulated",
+        source=schema.derived_source(observed.attrs["source"]),
         seed=seed,
         provenance={**schema.provenance(observed), **made},
     )

@@ -70,7 +70,7 @@ def refitted(
             "step_time": ("draw", whole["step_time"].values),
         },
         made_by="prism.validation.refitted",
-        source="synthetic" if observed.attrs["source"] == "synthetic" else "simulated",
+        source=schema.derived_source(observed.attrs["source"]),
         seed=seed,
         provenance={
             **schema.provenance(observed),

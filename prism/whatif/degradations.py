@@ -1,4 +1,7 @@
-"""Scenarios of things that get worse: nodes, GPUs, links, datacenters."""
+"""Scenarios of things that get worse: nodes, GPUs, links, datacenters.
+
+Their factors and links are given by hand, so that a model under them is ``synthetic`` (`prism.base.schema.derived_source`).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,11 @@ class NodeSpeeds:
                 chosen |= on[node] & compute
             if chosen.any():
                 model = model.override(chosen, lambda _, pool, f=factor: Scaled(pool, f))
-        return model
+        return (
+            model.replace(source="synthetic")
+            if any(f != 1.0 for f in self.factor.values())
+            else model
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,9 @@ class HotGpu:
             chosen = (here & (dag.replica == self.replica))[:, None]
         else:
             chosen = here[:, None] & (np.arange(dag.lanes) == self.replica)
-        return model.override(chosen, lambda _, pool: Scaled(pool, self.factor))
+        return model.override(chosen, lambda _, pool: Scaled(pool, self.factor)).replace(
+            source="synthetic"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class SlowLink:
             wanted = {tuple(self.between), tuple(self.between)[::-1]}
             chosen = _links(model, lambda a, b: (a, b) in wanted)
         if self.role is not None:
-            chosen &= np.array([s.role == self.role for s in dag.signatures])[dag.signature]
+            chosen &= dag.component == self.role
         if not chosen.any():
             what = (
                 f"between stages {self.between[0]} and {self.between[1]}"
@@ -138,7 +147,9 @@ class SlowLink:
             raise ValueError(
                 f"no communication {what}" + (f" of role {self.role}" if self.role else "")
             )
-        return model.override(chosen, lambda _, pool: Scaled(pool, self.factor))
+        return model.override(chosen, lambda _, pool: Scaled(pool, self.factor)).replace(
+            source="synthetic"
+        )
 
 
 @dataclass(frozen=True)
@@ -294,7 +305,7 @@ def _check_factors(factor: Mapping) -> None:
 def _of_category(model: StepModel, category: Category) -> np.ndarray:
     """Ops of a category, bool (op,)."""
     dag = model.dag
-    return np.array([s.category == category for s in dag.signatures])[dag.signature]
+    return dag.category == category
 
 
 def _links(model: StepModel, wanted: Callable[[int, int], bool]) -> np.ndarray:

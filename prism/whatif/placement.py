@@ -94,7 +94,7 @@ def optimise_placement(
         },
         coords={"policy": list(METHODS), "node": nodes, "ci_bound": ["lower", "upper"]},
         made_by="prism.optimise_placement",
-        source="synthetic" if model.source == "synthetic" else "simulated",
+        source=schema.derived_source(model.source),
         seed=seed,
         provenance={"speeds": speed.tolist(), "exhaustive": _every_one_is_tried(model, speed)},
     )

@@ -16,7 +16,7 @@ from prism.model.coupling import Coupling, Loading
 from prism.model.engine.montecarlo import simulate
 from prism.model.pools import DurationPool, HeavyTail, LogNormal, Scaled
 from prism.model.step_model import StepModel
-from prism.whatif.scenarios import Frozen, components_of
+from prism.whatif.scenarios import Frozen
 
 COMPONENTS = ("all", "compute", "communication")
 QUANTILES = (0.05, 0.5, 0.95)
@@ -135,8 +135,10 @@ def _alone(model: StepModel, component: str) -> StepModel:
     """The model in which nothing but a component varies."""
     if component == "all":
         return model
-    others = {"compute", "communication"} - {component}
-    return Frozen(tuple(sorted(others & components_of(model))))(model)
+    present = set(model.dag.component.tolist())
+    local = present & {"compute", "host", "gap"}
+    others = present - {"compute"} if component == "compute" else local
+    return Frozen(tuple(sorted(others)))(model)
 
 
 def _dataset(times, still, gpus, names, slowdowns, seed) -> xr.Dataset:

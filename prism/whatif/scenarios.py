@@ -10,9 +10,10 @@ import numpy as np
 import xarray as xr
 
 from prism.base import schema, stats
+from prism.measure.fleet import relative_pool
 from prism.model.dag import WorkloadDAG
 from prism.model.pools import DurationPool, Fixed, Scaled
-from prism.model.signature import Category, Signature
+from prism.model.signature import Category
 from prism.model.step_model import StepModel
 
 Scenario = Callable[[StepModel], StepModel]
@@ -30,7 +31,8 @@ class Frozen:
     Attributes
     ----------
     components : tuple of str
-        ``compute``, ``communication`` (all of it), ``gap``, or roles of process groups such as ``tp``, ``dp``.
+        Components of the model (`Signature.component`): ``compute``, ``host``, ``gap``, or roles of process
+        groups such as ``tp``, ``dp``.
 
     Raises
     ------
@@ -43,40 +45,22 @@ class Frozen:
     may_be_idle = True
 
     def __call__(self, model: StepModel) -> StepModel:
-        named = {s: _names(s) for s in model.dag.signatures}
-        present = components_of(model)
+        present = set(model.dag.component.tolist())
         absent = [c for c in self.components if c not in present]
         if absent:
             raise ValueError(
                 f"no op is of component {', '.join(absent)}; the model has {', '.join(sorted(present))}"
             )
-        still = {s for s, names in named.items() if names & set(self.components)}
+        still = np.isin(model.dag.component, self.components)
         pools = {
-            key: Fixed(pool.mean) if key.signature in still else pool
+            key: Fixed(pool.mean) if key.signature.component in self.components else pool
             for key, pool in model.pools.items()
         }
-        signatures = [model.dag.signatures[i] for i in model.dag.signature]
         overrides = {
-            (op, lane): Fixed(pool.mean) if signatures[op] in still else pool
+            (op, lane): Fixed(pool.mean) if still[op] else pool
             for (op, lane), pool in model.overrides.items()
         }
         return model.replace(pools=pools, overrides=overrides)
-
-
-def components_of(model: StepModel) -> set[str]:
-    """Components that ops of a model belong to, in the words of `Frozen`."""
-    return set().union(*map(_names, model.dag.signatures))
-
-
-def _names(signature: Signature) -> set[str]:
-    """Components that ops of a signature belong to."""
-    match signature.category:
-        case Category.COMPUTE:
-            return {"compute"}
-        case Category.GAP:
-            return {"gap"}
-        case _:
-            return {"communication", signature.role}
 
 
 @dataclass(frozen=True)
@@ -97,14 +81,14 @@ class HotNode:
         a hotter node never makes a step shorter. ``pin`` is the PRISM paper's form, the constant
         ``Q(at)`` of the fleet; it takes the op's variance away, and a constant in place of a random
         duration can lower a maximum and so *shorten* a step.
-    fleet : DurationPool, optional
-        How devices differ, relative to their mean (`prism.measure.fleet.relative_pool`). With it, ``scale``
-        slows the whole node by one factor, and ``pin`` sets its compute. Without it, and for ``pin``
+    fleet : Dataset of `read_fleet`, or DurationPool with mean 1, optional
+        How devices differ. A Dataset brings its source along; a bare pool is an assumption, which makes the
+        result synthetic. With a fleet, ``scale`` slows the whole node by one factor, and ``pin`` sets its compute. Without it, and for ``pin``
         of communication, the model's own fleet-wide pool of each signature is used. That one also
         holds what varies in *time*: an op that is 500 times slower in a few steps for everybody has
         a p95 / p50 of hundreds, which says nothing about nodes, so give `fleet` where you have it.
-    fleet_source : {"measured", "synthetic"}
-        Where `fleet` comes from. A synthetic factor makes the result synthetic.
+    kernel : str, optional
+        Kernel of the fleet that stands for compute; its first if not given.
 
     Raises
     ------
@@ -115,8 +99,8 @@ class HotNode:
     node: int | tuple[int, ...]
     at: float = 0.95
     mode: Literal["scale", "pin"] = "scale"
-    fleet: DurationPool | None = None
-    fleet_source: Literal["measured", "synthetic"] = "measured"
+    fleet: xr.Dataset | DurationPool | None = None
+    kernel: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.at < 1:
@@ -125,17 +109,21 @@ class HotNode:
             raise ValueError(f"mode must be 'scale' or 'pin', got {self.mode!r}")
         if self.node == ():
             raise ValueError("node needs at least one machine, none given")
+        made_up = self.fleet is not None
+        if isinstance(self.fleet, xr.Dataset):
+            made_up = self.fleet.attrs["source"] == "synthetic"
+            object.__setattr__(self, "fleet", relative_pool(self.fleet, self.kernel))
+        object.__setattr__(self, "_made_up", made_up)
 
     def __call__(self, model: StepModel) -> StepModel:
         dag = model.dag
-        is_compute = np.array([s.category == Category.COMPUTE for s in dag.signatures])
+        is_compute = dag.is_compute[:, None]
         nodes = self.node if isinstance(self.node, tuple) else (self.node,)
         here = np.logical_or.reduce([dag.on_node(n) for n in nodes])
-        affected = here & (is_compute[dag.signature][:, None] | dag.crosses_nodes)
+        affected = here & (is_compute | dag.crosses_nodes)
         factors: dict[int, float] = {}
         hot = model.override(affected, lambda op, pool: self._slowed(model, op, pool, factors))
-        made_up = self.fleet is not None and self.fleet_source == "synthetic"
-        return hot.replace(source="synthetic") if made_up else hot
+        return hot.replace(source="synthetic") if self._made_up else hot
 
     def _slowed(
         self, model: StepModel, op: int, pool: DurationPool, factors: dict[int, float]

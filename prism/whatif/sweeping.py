@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Future, as_completed
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import xarray as xr
-from tqdm import tqdm
 
 from prism.base import schema
+from prism.base.files import write_atomically
+from prism.base.runner import Executor, WorkerError, run_cells
 from prism.model.engine.lowering import fingerprint
 from prism.model.engine.montecarlo import simulate
 from prism.model.step_model import StepModel
 from prism.whatif.scenarios import Scenario, unchanged
 
-
-class Executor(Protocol):
-    """What runs cells elsewhere: the interface of `concurrent.futures`, also a dask client's executor."""
-
-    def submit(self, fn: Callable, /, *args) -> Future:
-        """Start ``fn(*args)``."""
-
-
-class SweepError(RuntimeError):
-    """A worker that died; what was finished before is kept where `folder` was given."""
+SweepError = WorkerError
 
 
 def sweep(
@@ -85,17 +75,19 @@ def sweep(
     _check_changes(model, models, scenarios, seed)
     found = {name: row for name, m in models.items() if (row := kept.load(m)) is not None}
     left = {name: m for name, m in models.items() if name not in found}
-    with tqdm(total=len(models), initial=len(found), disable=not progress, leave=False) as bar:
-        for name, row in _computed(left, draws, seed, executor):
-            kept.save(left[name], row)
-            found[name] = row
-            bar.update()
-    made_up = "synthetic" in {model.source, *(m.source for m in models.values())}
+    # one thread each on an executor, which has as many workers as it wants
+    threads = None if executor is None else 1
+    cells = {name: (m, draws, seed, threads) for name, m in left.items()}
+    for name, row in run_cells(
+        _cell, cells, executor=executor, progress=progress, total=len(models)
+    ):
+        kept.save(left[name], row)
+        found[name] = row
     return schema.dataset(
         {"step_time": (("scenario", "draw"), np.stack([found[n] for n in scenarios]))},
         coords={"scenario": list(scenarios)},
         made_by="prism.sweep",
-        source="synthetic" if made_up else "simulated",
+        source=schema.derived_source(model.source, *(m.source for m in models.values())),
         seed=seed,
         provenance={"draws": draws},
     )
@@ -129,29 +121,6 @@ def _check_changes(
             raise ValueError(f"scenario {name!r} changes nothing: no op of the model is affected")
 
 
-def _computed(models: Mapping[str, StepModel], draws: int, seed: int, executor: Executor | None):
-    """Scenarios as they are done: name, step times."""
-    if executor is None:
-        for name, m in models.items():
-            yield name, _cell(m, draws, seed, None)
-        return
-    # one thread each: the executor has as many workers as it wants
-    running = {executor.submit(_cell, m, draws, seed, 1): name for name, m in models.items()}
-    try:
-        for future in as_completed(running):
-            yield running[future], future.result()
-    except Exception as fault:
-        for future in running:
-            future.cancel()
-        # dask's own error is no BrokenExecutor, and dask is not imported here
-        if isinstance(fault, BrokenExecutor) or type(fault).__name__ == "KilledWorker":
-            raise SweepError(
-                f"a worker died ({fault}); scenarios finished before are kept where a folder was given, so that the same "
-                "sweep goes on from there"
-            ) from fault
-        raise
-
-
 def _cell(model: StepModel, draws: int, seed: int, threads: int | None) -> np.ndarray:
     return simulate(model, draws, seed=seed, threads=threads)["step_time"].values
 
@@ -182,9 +151,7 @@ class _Kept:
     def save(self, model: StepModel, row: np.ndarray) -> None:
         if self.folder is not None:
             path = self._path(model)
-            part = path.with_suffix(".part.npy")
-            np.save(part, row)
-            part.replace(path)
+            write_atomically({path: lambda part: np.save(part, row)})
 
 
 def switching(runs: xr.Dataset, which: np.ndarray, *, name: str) -> xr.Dataset:

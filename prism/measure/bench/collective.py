@@ -12,9 +12,9 @@ from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
 
-import pandas as pd
 from tqdm import tqdm
 
+from prism.base.files import write_rows
 from prism.measure.bench.machine import as_yaml, kind_of_machine, node_name
 from prism.measure.bench.transfers import OPS, buffers, timed
 
@@ -206,9 +206,7 @@ def _rank(
     if not rows:
         raise CollectiveError(f"the backend has none of these ops: {left_out}")
     name = folder / f"collective-{node}-rank{rank}.csv.gz"
-    part = folder / f".collective-{node}-rank{rank}.part.csv.gz"
-    pd.DataFrame(rows).to_csv(part, index=False, compression={"method": "gzip", "mtime": 0})
-    part.replace(name)
+    write_rows(rows, name)
     if rank == 0:
         what = torch.cuda.get_device_name(local) if on_gpu else "none"
         facts = {k: job[k] for k in ("ops", "sizes", "iterations", "warmup")} | {

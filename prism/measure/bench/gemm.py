@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import pandas as pd
 from tqdm import tqdm
 
+from prism.base.files import write_rows
 from prism.measure.bench.machine import as_yaml, node_name
 from prism.measure.bench.products import Device, devices
 
@@ -88,10 +88,7 @@ def measure_gemm(
     task = f"-task{os.environ['SLURM_LOCALID']}" if "SLURM_LOCALID" in os.environ else ""
     name = f"gemm-{node}{task}" + ("" if ":" not in device else "-" + device.replace(":", ""))
     target = folder / f"{name}.csv.gz"
-    part = folder / f".{name}.part.csv.gz"
-    # no time stamp in the archive
-    pd.DataFrame(rows).to_csv(part, index=False, compression={"method": "gzip", "mtime": 0})
-    part.replace(target)
+    write_rows(rows, target)
     (folder / f"{name}.yaml").write_text(as_yaml(facts))
     return target
 

@@ -6,9 +6,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import pandas as pd
 from tqdm import tqdm
 
+from prism.base.files import write_rows
 from prism.measure.bench.machine import CpuSensors, Nvml, node_name
 
 #: readings a second beyond which sensors repeat themselves
@@ -65,9 +65,7 @@ def measure_telemetry(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"telemetry-{node}.csv.gz"
-    part = folder / f".telemetry-{node}.part.csv.gz"
-    pd.DataFrame(rows).to_csv(part, index=False, compression={"method": "gzip", "mtime": 0})
-    part.replace(target)
+    write_rows(rows, target)
     return target
 
 

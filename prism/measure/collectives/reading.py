@@ -9,11 +9,11 @@ import pandas as pd
 import xarray as xr
 
 from prism.base import schema
+from prism.base.files import read_dataset
 from prism.base.tables import (
     TableError,
     labels,
     numbers,
-    one_line,
     read_table,
     require_columns,
     table_files,
@@ -188,11 +188,7 @@ def _word(column: str, value) -> str:
 
 
 def _read_saved(path: Path) -> xr.Dataset:
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as ds:
-            saved = schema.check(ds.load())
-    except (OSError, ValueError) as fault:
-        raise CollectivesError(f"{path}: not a saved Dataset: {one_line(fault)}") from fault
+    saved = read_dataset(path, CollectivesError)
     if "message_bytes" not in saved.coords or saved.get("duration", xr.DataArray()).dims != (
         "signature",
         "trial",

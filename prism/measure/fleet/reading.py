@@ -9,12 +9,12 @@ import pandas as pd
 import xarray as xr
 
 from prism.base import schema
+from prism.base.files import read_dataset
 from prism.base.specs import read_spec
 from prism.base.tables import (
     TableError,
     labels,
     numbers,
-    one_line,
     read_table,
     require_columns,
     table_files,
@@ -137,11 +137,7 @@ def _table(path: Path) -> pd.DataFrame:
 
 
 def _read_saved(path: Path) -> xr.Dataset:
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as ds:
-            saved = schema.check(ds.load())
-    except (OSError, ValueError) as fault:
-        raise FleetError(f"{path}: not a saved Dataset: {one_line(fault)}") from fault
+    saved = read_dataset(path, FleetError)
     if "duration" not in saved or saved["duration"].dims != ("signature", "gpu", "trial"):
         raise FleetError(f"{path}: holds no duration(signature, gpu, trial), so it is no fleet")
     return saved

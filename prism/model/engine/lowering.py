@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import norm
 
-from prism.model.coupling import LEVELS, Coupling, Loading, op_class
+from prism.model.coupling import LEVELS, Coupling, Loading
 from prism.model.dag import WorkloadDAG
 from prism.model.engine import kernels
 from prism.model.pools import DurationPool, Empirical, Lowered, MaxOf, lower
@@ -208,7 +208,7 @@ class _SharedRows:
             if levels:
                 ops = np.flatnonzero(dag.signature == index)
                 for i, (level, loading) in enumerate(levels.items()):
-                    self._load(ops, op_class(signature), level, loading, 2 * i)
+                    self._load(ops, signature.coupling_class, level, loading, 2 * i)
         share = np.sum(self.loading**2, axis=1)
         self.own = np.sqrt(np.maximum(0.0, 1.0 - share))
         # widths: the own score is the maximum of so many, an op of width 1 the plain normal
@@ -229,7 +229,7 @@ class _SharedRows:
         An event that goes with the step score of its own ops would move their marginals: they are drawn from
         the tail that is struck with a score that is not uniform there any more."""
         for kind, classes in coupling.event_scores.items():
-            own = {op_class(s) for s in self.dag.signatures if s.op == kind} & set(classes)
+            own = {s.coupling_class for s in self.dag.signatures if s.op == kind} & set(classes)
             if own:
                 raise ValueError(
                     f"the event of {kind} goes with the step score of {own.pop()}, which is its own class: that "

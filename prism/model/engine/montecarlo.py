@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ import xarray as xr
 from tqdm import tqdm
 
 from prism.base import schema
+from prism.base.runner import cores
 from prism.model import _graph_loops
 from prism.model.dag import WorkloadDAG
 from prism.model.engine import kernels
@@ -102,16 +102,11 @@ def simulate(
         draws_per_job=1 if jobs is None else draws,
         keep=bool(paths or chosen.size),
     )
-    threads = threads or _cores()
+    threads = threads or cores()
     found = _run(model.dag, arrays, total, chosen, paths, threads, progress)
     dims = ("draw",) if jobs is None else ("job", "draw")
     shape = (draws,) if jobs is None else (jobs, draws)
     return _dataset(model, found, dims, shape, chosen, paths, seed)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run(
@@ -176,7 +171,7 @@ def _dataset(model, found, dims, shape, chosen, paths: bool, seed: int) -> xr.Da
         data,
         coords=coords,
         made_by="prism.simulate",
-        source="synthetic" if model.source == "synthetic" else "simulated",
+        source=schema.derived_source(model.source),
         seed=seed,
         provenance={
             "draws": shape[-1],

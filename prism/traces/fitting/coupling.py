@@ -23,7 +23,7 @@ import xarray as xr
 from scipy import stats
 
 from prism.base import schema
-from prism.model.coupling import Coupling, Loading, op_class
+from prism.model.coupling import Coupling, Loading
 from prism.model.dag import WorkloadDAG
 from prism.model.pools import DurationPool
 from prism.model.signature import PoolKey
@@ -107,8 +107,8 @@ def fit_coupling(
         pool = np.where(ops, pool, pool.max() + 1)
         varies &= ops
     u = _probabilities(duration, pool)
-    kinds = np.array([s.op for s in dag.signatures])[dag.signature]
-    classes = np.array([op_class(s) for s in dag.signatures])[dag.signature]
+    kinds = dag.kind
+    classes = np.array([s.coupling_class for s in dag.signatures])[dag.signature]
     events, tails = find_events(u, kinds, varies, seed, duration)
     z = stats.norm.ppf(without_events(u, kinds, events))
     known = np.isfinite(z)

@@ -97,7 +97,7 @@ def _replays(
 ) -> tuple[Callable[[list[str]], float], list[str]]:
     """How much earlier the mean replay is if only some kinds keep their effective gaps, and all kinds."""
     gaps, duration = effective_gaps(dag, observed).T, observed["duration"].values.T
-    kind = np.array([s.op for s in dag.signatures])[dag.signature]
+    kind = dag.kind
 
     def mean(gap: np.ndarray) -> float:
         return float(propagate(dag, duration, gap)[1].max(axis=0).mean())
@@ -136,7 +136,7 @@ def add_gaps(
             f"gaps of {', '.join(sorted(unknown)) or ', '.join(sorted(wrong))}: give kinds of op of the graph, "
             f"{EFFECTIVE} or {WHOLE}"
         )
-    kind = np.array([s.op for s in dag.signatures])[dag.signature]
+    kind = dag.kind
     whole = np.isin(kind, [k for k, how in kinds.items() if how == WHOLE])
     kept = np.where(whole, observed["gap"].values, effective_gaps(dag, observed))
     chosen = np.flatnonzero(np.isin(kind, list(kinds)) & (kept > 0).any(axis=0))
