@@ -170,6 +170,9 @@ from .validation import (
     validate as validate,
 )
 from .whatif import (
+    Compose as Compose,
+)
+from .whatif import (
     CrossDatacenter as CrossDatacenter,
 )
 from .whatif import (
@@ -186,9 +189,6 @@ from .whatif import (
 )
 from .whatif import (
     SlowLink as SlowLink,
-)
-from .whatif import (
-    Together as Together,
 )
 from .whatif import (
     optimise_placement as optimise_placement,

@@ -77,12 +77,12 @@ def clock_and_power(ds: xr.Dataset, ax):
 
 
 def latency(ds: xr.Dataset, ax):
-    """p50 over message size with the band to p99, a colour a collective (`prism.measure.collectives.latency`)."""
+    """p50 over message size with the band to p99, a colour a collective (`prism.measure.collectives.size_quantiles`)."""
     for i, name in enumerate(dict.fromkeys(ds["collective"].values.astype(str))):
         row = ds.isel(signature=np.flatnonzero(ds["collective"].values == name)).sortby(
             "message_bytes"
         )
-        x, y = row["message_bytes"], 1e6 * row["at_size"]
+        x, y = row["message_bytes"], 1e6 * row["transfer_quantile"]
         ax.plot(x, y.sel(quantile=0.5), "o-", color=f"C{i}", markersize=2.5, label=name)
         ax.fill_between(
             x, y.sel(quantile=0.5), y.sel(quantile=0.99), color=f"C{i}", alpha=0.2, linewidth=0
@@ -158,7 +158,7 @@ def quantile_quantile(ds: xr.Dataset, ax):
 
 def growth(ds: xr.Dataset, component: str, ax):
     """Standard deviation of step time over the size of a job, with intervals; one line a scenario. `ds` is of
-    `prism.whatif.scale`."""
+    `prism.whatif.weak_scaling`."""
     for name in ds["scenario"].values:
         row = ds.sel(scenario=name, component=component)
         y, (low, high) = 1e3 * row["step_std"].values, 1e3 * row["step_std_interval"].values.T
@@ -197,7 +197,7 @@ def shares(ds: xr.Dataset, ax):
 
 
 def savings(ds: xr.Dataset, ax, most: int = 8):
-    """p95 saved if ops never varied, the largest first (`prism.attribution.steadying`)."""
+    """p95 saved if ops never varied, the largest first (`prism.attribution.savings`)."""
     top = ds.isel(signature=slice(most))
     x, (low, high) = 1e3 * top["saved"].values, 1e3 * top["saved_interval"].values.T
     places = np.arange(x.size)[::-1]
@@ -211,7 +211,7 @@ def savings(ds: xr.Dataset, ax, most: int = 8):
 
 
 def heatmap(ds: xr.Dataset, ax):
-    """p95 saved by place and kind of op (`prism.attribution.saved_by`), kinds that save most first."""
+    """p95 saved by place and kind of op (`prism.attribution.savings_by_place`), kinds that save most first."""
     order = np.argsort(-np.nanmax(np.abs(ds["saved"].values), axis=0), kind="stable")
     values = 1e3 * ds["saved"].values[:, order]
     most = np.nanmax(np.abs(values))
@@ -242,7 +242,7 @@ def position_costs(by_label, ax):
 
 
 def distance(ds: xr.Dataset, what: str, ax):
-    """Increase of p95 over bandwidth, a line a jitter (`prism.whatif.distance`, at its first latency); `what` was cut."""
+    """Increase of p95 over bandwidth, a line a jitter (`prism.whatif.split_cost`, at its first latency); `what` was cut."""
     for jitter in ds["jitter"].values:
         row = ds.isel(latency=0).sel(jitter=jitter)
         y, (low, high) = 100 * row["increase"].values, 100 * row["increase_interval"].values.T

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prism.attribution import ablate, budget, partition, steadying
+from prism.attribution import ablate, budget, partition, savings
 from prism.model.dag_builder import DagBuilder
 from prism.model.engine.montecarlo import simulate
 from prism.model.pools import Empirical, Fixed, Gamma, LogNormal, Normal, Scaled
@@ -86,14 +86,14 @@ def test_a_kernel_off_the_longest_path_is_not_worth_steadying_however_it_varies(
     pools = {PoolKey(quick): LogNormal.from_moments(0.1, 1.0), PoolKey(long): LogNormal.from_moments(10.0, 0.05),
              PoolKey(DP): Fixed(0.1)}  # fmt: skip
     model = StepModel(b.build([0, 1]), pools)
-    found = steadying(model, draws=2000)
+    found = savings(model, draws=2000)
     assert found["signature"].values[0] == "long"
     row = found.sel(signature="quick")
     assert float(row["cv"]) > 10 * float(found.sel(signature="long")["cv"])
     assert float(row["saved"]) == pytest.approx(0.0, abs=1e-9) and float(row["on_path"]) == 0.0
     # serial and dominant: p95 follows the mean
     assert float(found.sel(signature="long")["elasticity"]) == pytest.approx(10 / 10.1, abs=0.01)
-    by_stage = steadying(model, by="stage", draws=500)
+    by_stage = savings(model, by="stage", draws=500)
     assert by_stage["signature"].values[0] == "stage 1"
     low, high = found.sel(signature="long")["saved_interval"].values
     exact = 10.0 * (float(LogNormal.from_moments(1.0, 0.05).quantile(0.95)) - 1.0)
@@ -125,7 +125,7 @@ def test_a_budget_is_what_reaches_the_target():
         (lambda m: ablate(m, components=("pp",)), "components pp: the model has compute, dp, tp"),
         (lambda m: ablate(m, components=("dp", "dp")), "each to be named once"),
         (lambda m: ablate(m, statistic="p99"), "statistic 'p99' is not one of p95"),
-        (lambda m: steadying(m, by="planet"), "by 'planet' is not one of kind"),
+        (lambda m: savings(m, by="planet"), "by 'planet' is not one of kind"),
         (lambda m: budget(m, "pp", 1.0), "components pp"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_budget_of_any_pool_ends_where_it_can_vary_no_more(family):
 def test_elasticities_of_a_chain_are_its_shares_against_theory():
     """Serial ops of equal pools: each has its share of p95, and of the spread's part of it."""
     model = serial((0.05, 0.05, 0.05))
-    found = steadying(model, draws=4000)
+    found = savings(model, draws=4000)
     assert float(found["elasticity"].sum()) == pytest.approx(1.0, abs=0.02)
     for name in ("work", "tp", "dp"):
         row = found.sel(signature=name)
@@ -196,7 +196,7 @@ def test_elasticity_of_many_alike_ranks_is_their_share():
     ends = [b.add(COMPUTE, [r]) for r in range(8)]
     b.add(DP, list(range(8)), after=ends)
     pools = {PoolKey(COMPUTE): LogNormal.from_moments(1.0, 0.05), PoolKey(DP): Fixed(0.1)}
-    found = steadying(StepModel(b.build(list(range(8))), pools), by="rank", draws=4000)
+    found = savings(StepModel(b.build(list(range(8))), pools), by="rank", draws=4000)
     values = found["elasticity"].values
     assert 0.85 < values.sum() < 1.0
     assert np.ptp(values) < 0.16

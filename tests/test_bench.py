@@ -84,7 +84,7 @@ def test_collectives_between_real_ranks(tmp_path, ranks):
     of = ds["ranks"].where(ds["collective"] != "send_recv", drop=True)
     assert set(of.values) == {ranks}
     assert (ds["skew"].values[np.isfinite(ds["skew"].values)] >= 0).all()
-    p50 = collectives.latency(ds)["at_size"].sel(quantile=0.5)
+    p50 = collectives.size_quantiles(ds)["transfer_quantile"].sel(quantile=0.5)
     assert (p50 > 1e-6).all()
     assert "left_out: {}" in (tmp_path / "collective.yaml").read_text()
 

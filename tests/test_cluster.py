@@ -30,7 +30,7 @@ from prism.cluster import (
     ratios,
     read_jobs,
     run_cluster,
-    selected,
+    select_jobs,
     with_cv,
 )
 from prism.cluster.policies import fcfs, srtf
@@ -725,7 +725,7 @@ def test_the_papers_experiment_on_real_arrivals(prism_data):
     """Philly three times as dense, 27,000 jobs, load 0.92: what an independent simulator found on it (5 seeds there, 2 here)."""
     philly = read_jobs(prism_data / "workloads/philly.csv")
     assert philly.sizes["job"] == 82_247
-    jobs = selected(philly, start=20 * 86_400, compress=3, least=60, most_gpu_seconds=3.6e6)
+    jobs = select_jobs(philly, start=20 * 86_400, compress=3, least=60, most_gpu_seconds=3.6e6)
     cluster = Cluster(1280)
     jobs = jobs.isel(job=np.flatnonzero(jobs["submit"].values < cluster.horizon))
     assert jobs.sizes["job"] == pytest.approx(26_980, rel=0.003)
@@ -802,13 +802,13 @@ def test_logs_that_are_not_here_by_their_description(tmp_path):
 
 def test_parts_of_a_log():
     jobs = random_log(9)
-    half = selected(jobs, compress=2.0)
+    half = select_jobs(jobs, compress=2.0)
     np.testing.assert_allclose(half["submit"], (jobs["submit"] - jobs["submit"][0]) / 2)
-    assert selected(jobs, least=float(jobs["estimate"].median())).sizes["job"] <= 31
+    assert select_jobs(jobs, least=float(jobs["estimate"].median())).sizes["job"] <= 31
     with pytest.raises(ValueError, match="no job of the log is left"):
-        selected(jobs, start=1e12)
+        select_jobs(jobs, start=1e12)
     with pytest.raises(ValueError, match="compress must be positive"):
-        selected(jobs, compress=0.0)
+        select_jobs(jobs, compress=0.0)
 
 
 def test_a_policy_that_never_settles_is_stopped():

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from prism.measure.collectives import CollectivesError, latency, read_collectives
+from prism.measure.collectives import CollectivesError, read_collectives, size_quantiles
 
 PUBLISHED = [
     ("mpi_collectives_leonardo", "mpi_collectives_leonardo", ["collective", "condition", "job_nodes", "message_bytes"], 0, 149),
@@ -26,7 +26,7 @@ def compared(found, expected: pd.DataFrame, keys: list[str]) -> int:
         if int(found["count"][i]) != want["n"]:
             continue
         for level, column in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"), (1.0, "max")):
-            value = 1e6 * float(found["at_size"].sel(quantile=level)[i])
+            value = 1e6 * float(found["transfer_quantile"].sel(quantile=level)[i])
             assert value == pytest.approx(want[column], rel=1e-4)
         assert 100 * float(found["cv"][i]) == pytest.approx(want["cv_pct"], rel=1e-4)
         rows += 1
@@ -35,7 +35,7 @@ def compared(found, expected: pd.DataFrame, keys: list[str]) -> int:
 
 @pytest.mark.parametrize(("file", "expected", "keys", "cold", "rows"), PUBLISHED)
 def test_quantiles_against_published(prism_data, file, expected, keys, cold, rows):
-    found = latency(read_collectives(prism_data / f"fleet/{file}.csv.gz", cold=cold))
+    found = size_quantiles(read_collectives(prism_data / f"fleet/{file}.csv.gz", cold=cold))
     want = pd.read_csv(prism_data / f"fleet/expected/{expected}.csv")
     want = want.rename(columns={"pattern": "collective"})
     assert compared(found, want, keys) == len(want) == rows
@@ -44,7 +44,7 @@ def test_quantiles_against_published(prism_data, file, expected, keys, cold, row
 def test_failed_checks_are_dropped_against_published(prism_data):
     ds = read_collectives(prism_data / "fleet/unlicensed/alps_gh200_nccl_allreduce.csv.gz")
     assert '"failed_checks": 47' in ds.attrs["provenance"]
-    found = latency(ds.isel(signature=ds["in_place"].values == 0))
+    found = size_quantiles(ds.isel(signature=ds["in_place"].values == 0))
     want = pd.read_csv(prism_data / "fleet/expected/alps_allreduce_outofplace_over_10_jobs.csv")
     # seven configurations have a job whose check failed
     assert compared(found, want, ["nodes", "message_bytes"]) == len(want) - 7
@@ -55,7 +55,7 @@ def test_failed_checks_are_dropped_against_published(prism_data):
 
 def test_raw_forms_against_the_tidy_ones(prism_data):
     raw = prism_data / "fleet/raw"
-    crab = latency(read_collectives(raw / "crab_leonardo_64n_allgather_incast"))
+    crab = size_quantiles(read_collectives(raw / "crab_leonardo_64n_allgather_incast"))
     want = pd.read_csv(prism_data / "fleet/expected/mpi_collectives_leonardo.csv")
     want = want[(want.collective == "allgather") & (want.condition == "incast_aggressor") & (want.job_nodes == 64) & (want.message_bytes == 8)]  # fmt: skip
     assert (
@@ -67,13 +67,13 @@ def test_raw_forms_against_the_tidy_ones(prism_data):
     assert (int(log["ranks"][0]), int(log["nodes"][0]), log.sizes["signature"]) == (8, 2, 60)
     table = read_collectives(raw / "unlicensed/alps_job-n-00008-N-0002.csv")
     np.testing.assert_allclose(np.sort(table["duration"], axis=0), np.sort(log["duration"], axis=0))
-    ping = latency(
+    ping = size_quantiles(
         read_collectives(raw / "unlicensed/snellius_pp_Nccl_multinode_gpu-h100_8253890.out", cold=5)
     )
     want = pd.read_csv(prism_data / "fleet/expected/snellius_gpu_p2p_iter_ge5.csv")
     want = want[(want.gpu_model == "H100") & (want.transport == "nccl") & (want.nodes == 2) & (want.message_bytes >= 4) & (want.pattern == "pingpong")]  # fmt: skip
     assert compared(ping, want, ["message_bytes"]) > 20
-    columns = latency(
+    columns = size_quantiles(
         read_collectives(raw / "unlicensed/cloudnoise_daint_pipelinedring_16_16777216.csv")
     )
     want = pd.read_csv(prism_data / "fleet/expected/mpi_collectives_daint.csv")
@@ -190,10 +190,14 @@ def test_our_own_recording_is_read(root):
     """Recorded on this project's build machine by `prism bench collective`: 2 and 4 ranks over gloo."""
     for ranks in (2, 4):
         ds = read_collectives(root / f"inputs/bench/collective-{ranks}")
-        found = latency(ds)
+        found = size_quantiles(ds)
         reduce = found.isel(signature=found["collective"].values == "all_reduce")
         assert set(reduce["ranks"].values) == {ranks} and (reduce["count"] == 1000).all()
-        p50 = reduce["at_size"].sel(quantile=0.5).values[np.argsort(reduce["message_bytes"].values)]
+        p50 = (
+            reduce["transfer_quantile"]
+            .sel(quantile=0.5)
+            .values[np.argsort(reduce["message_bytes"].values)]
+        )
         assert p50[-1] > 2 * p50[0] and float(ds["skew"].min()) >= 0
 
 

@@ -242,17 +242,17 @@ def test_what_goes_with_what_against_published(prism_data):
         read_fleet(prism_data / f"fleet/longhorn_v100_{k}.csv.gz")
         for k in ("sgemm", "pagerank", "bert", "resnet50")
     )
-    own = fleet.relations(sgemm)["run_correlation"].isel(signature=0)
+    own = fleet.correlations(sgemm)["run_correlation"].isel(signature=0)
     assert own.sel(field=["clock_sm", "temperature", "power"]).values.round(3).tolist() == [
         -0.947,
         0.443,
         -0.298,
     ]
-    assert 100 * float(fleet.relations(sgemm)["clock_explains"][0]) == pytest.approx(
+    assert 100 * float(fleet.correlations(sgemm)["clock_explains"][0]) == pytest.approx(
         0.95, abs=0.005
     )
     for a, b, rank, n in ((sgemm, pagerank, 0.05, 168), (bert, resnet, None, 120)):
-        found = fleet.relations(fleet.together(a, b))
+        found = fleet.correlations(fleet.merge_fleets(a, b))
         medians = [ds["duration"].isel(signature=0).median("trial").to_series() for ds in (a, b)]
         by_pandas = pd.concat(medians, axis=1, join="inner").corr("spearman").iloc[0, 1]
         assert float(found["rank_correlation"][0, 1]) == pytest.approx(by_pandas, abs=1e-12)
@@ -261,7 +261,7 @@ def test_what_goes_with_what_against_published(prism_data):
         low, high = found["rank_correlation_interval"].values[0, 1]
         assert low < by_pandas < high
     with pytest.raises(ValueError, match="fleets of different kernels"):
-        fleet.together(bert, bert)
+        fleet.merge_fleets(bert, bert)
 
 
 def test_repeats_of_tuned_kernels_against_published(prism_data):
@@ -381,5 +381,5 @@ def test_dtypes_of_one_kernel_are_not_mixed(tmp_path):
 def test_a_perfect_order_of_few_devices_is_not_certain():
     duration = np.arange(1.0, 5.0)[None, :, None] * np.ones((2, 1, 3))
     ds = schema.dataset({"duration": (("signature", "gpu", "trial"), duration)}, coords={"signature": ["a", "b"], "gpu": list("wxyz")}, made_by="t", source="synthetic")  # fmt: skip
-    low, high = fleet.relations(ds)["rank_correlation_interval"].values[0, 1]
+    low, high = fleet.correlations(ds)["rank_correlation_interval"].values[0, 1]
     assert low < 0.9 and high < 1.0

@@ -147,3 +147,47 @@ def test_one_file_writes_results_under_a_temporary_name(root):
         if re.search(r"\bpart\.replace\(|os\.rename|os\.replace", f.read_text())
     }
     assert renaming == {"prism/base/files.py"}
+
+
+def test_the_picture_of_the_rooms_is_drawn_from_the_imports(root, monkeypatch):
+    monkeypatch.syspath_prepend(str(root / "docs"))
+    import rooms
+
+    text = rooms.PAGE.read_text("utf-8")
+    assert rooms.page(text) == text, "run: python docs/rooms.py"
+    import networkx as nx
+
+    assert nx.is_directed_acyclic_graph(nx.DiGraph(list(rooms.imports_between_rooms())))
+
+
+def test_names_in_the_readme_exist(root):
+    import importlib
+
+    import prism
+
+    text = (root / "README.md").read_text("utf-8")
+    seen = set()
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        rooms = {"prism": prism}
+        for package, names in re.findall(r"^from (prism[\w.]*) import ([\w, ]+)$", block, re.M):
+            for name in names.split(", "):
+                parent = importlib.import_module(package)
+                exported = name in parent.__all__
+                rooms[name] = (
+                    getattr(parent, name)
+                    if exported
+                    else importlib.import_module(f"{package}.{name}")
+                )
+        for room, name in re.findall(r"(?<![\w.])(\w+)\.(\w+)\b", block):
+            if room in rooms:
+                assert hasattr(rooms[room], name), f"README: {room}.{name}"
+                seen.add((room, name))
+    assert len(seen) > 40
+
+
+def test_no_file_is_named_after_a_function_that_its_package_exports(root):
+    for stub in (root / "prism").rglob("__init__.pyi"):
+        names = set(re.findall(r"(\w+) as \1", stub.read_text()))
+        files = {f.stem for f in stub.parent.glob("*.py")} - {"__init__"}
+        submodules = set(re.findall(r"from \. import \(?\s*(\w+)", stub.read_text()))
+        assert not (names & files) - submodules - {"schema", "specs", "tables", "telemetry"}, stub

@@ -9,7 +9,7 @@ from prism.context.analytic_model import model_from_context
 from prism.context.context import Context, Parallelism, Topology, Workload
 from prism.model.pools import LogNormal
 from prism.model.step_model import StepModel
-from prism.whatif.scaling import Spread, assumed_spreads, at_size, scale
+from prism.whatif.scaling import Spread, assumed_spreads, at_size, weak_scaling
 from prism.whatif.scenarios import Frozen
 
 
@@ -24,7 +24,7 @@ def job() -> Context:
 
 @pytest.fixture(scope="module")
 def found(job):
-    return scale(job, [4, 64], assumed_spreads(), draws=800)
+    return weak_scaling(job, [4, 64], assumed_spreads(), draws=800)
 
 
 def test_size_is_the_number_of_gpus_and_work_stays(job, found):
@@ -57,7 +57,9 @@ def test_exceedance_against_theory():
         parallelism=Parallelism(),
         topology=Topology.preset("dgx-a100", nodes=1, gpus_per_node=1),
     )
-    ds = scale(alone, [1], {"one": Spread(pool, pool, step=1.0)}, slowdowns=[0.03], draws=4000)
+    ds = weak_scaling(
+        alone, [1], {"one": Spread(pool, pool, step=1.0)}, slowdowns=[0.03], draws=4000
+    )
     share = float(ds["exceeds"].sel(component="all", slowdown=0.03).item())
     expected = 1 - float(pool.frozen.cdf(1.03))
     assert share == pytest.approx(expected, abs=4.5 * np.sqrt(expected * (1 - expected) / 4000))
@@ -83,4 +85,4 @@ def test_a_component_that_is_not_there_is_refused(job):
     ):
         Frozen(("ep",))(model)
     with pytest.raises(ValueError, match="at least one number of replicas"):
-        scale(job, [], assumed_spreads())
+        weak_scaling(job, [], assumed_spreads())

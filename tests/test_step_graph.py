@@ -113,7 +113,7 @@ def _width_one(dag):
 def test_a_step_without_pipeline_is_the_sum_of_its_parts_against_theory():
     ctx = context(tp=8, microbatches=3, microbatch_size=2)
     t = ctx.topology
-    parts = [p for kind in ("F", "BW") for p in parts.parts(parts.Here(ctx, 0), kind, 0)]
+    parts = [p for kind in ("F", "BW") for p in parts.parts(parts.RankView(ctx, 0), kind, 0)]
     once = sum(p.price(t) for p in parts)
     weights = analytic.stage_parameters(ctx, 0)
     whole = 3 * once + analytic.optimizer_seconds(t, ctx.parallelism, weights)
@@ -337,7 +337,7 @@ def test_each_stage_is_priced_by_its_own_groups():
 def test_one_stage_reduces_both_ends_unless_they_are_tied():
     for tied, n in ((False, 2), (True, 1)):
         ctx = context("llama3-8b", "dgx-h100", dp=8, sizes={"layers": 2, "tied_embeddings": tied})
-        (part,) = parts.end_gradients(parts.Here(ctx, 0), [0])
+        (part,) = parts.end_gradients(parts.RankView(ctx, 0), [0])
         assert part.size == 4 * n * ctx.workload.embedding_parameters
 
 

@@ -63,7 +63,7 @@ def assert_like(x: np.ndarray, y: np.ndarray) -> None:
 def test_two_replicas_predict_eight_against_theory():
     dag, observed = job(8)
     assert_like(
-        predicted(transfer.without_replicas(dag, observed, [0, 1])), observed.step_time.values
+        predicted(transfer.predict_replicas(dag, observed, [0, 1])), observed.step_time.values
     )
 
 
@@ -74,17 +74,17 @@ def test_replicas_left_out_are_not_looked_at_negative_control():
     slow[:, dag.dp == 3] *= 2
     _, finish = propagate(dag, slow.T)
     steps = observed.assign(duration=(("step", "op"), slow), step_time=("step", finish.max(axis=0)))
-    blind = predicted(transfer.without_replicas(dag, steps, [0, 1, 2]))
-    assert_like(blind, predicted(transfer.without_replicas(dag, observed, [0, 1, 2]))[:200])
+    blind = predicted(transfer.predict_replicas(dag, steps, [0, 1, 2]))
+    assert_like(blind, predicted(transfer.predict_replicas(dag, observed, [0, 1, 2]))[:200])
     assert blind.mean() < 0.7 * float(steps.step_time.mean())
 
 
 def test_a_stage_is_predicted_from_a_sibling_and_only_from_one_that_is_alike():
     dag, observed = job(4, slow={2: 1.5})
     assert_like(
-        predicted(transfer.without_stage(dag, observed, 0, like=1)), observed.step_time.values
+        predicted(transfer.predict_stage(dag, observed, 0, like=1)), observed.step_time.values
     )
-    wrong = predicted(transfer.without_stage(dag, observed, 2, like=1))
+    wrong = predicted(transfer.predict_stage(dag, observed, 2, like=1))
     assert wrong.mean() < 0.9 * float(observed.step_time.mean())
 
 
@@ -92,17 +92,17 @@ def test_another_number_of_microbatches_and_of_replicas():
     """Fitted on two microbatches of two replicas, carried to six of four."""
     dag, observed = job(2, microbatches=2)
     there, truth = job(4, microbatches=6, seed=1)
-    model = transfer.carry(traces.fit_model(dag, observed), there)
+    model = transfer.apply_to(traces.fit_model(dag, observed), there)
     assert_like(predicted(model), truth.step_time.values)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d, o: transfer.without_stage(d, o, 7, like=1), "there is no stage 7; the graph has 0, 1, 2"),
-        (lambda d, o: transfer.without_stage(d, o, 1, like=1), "cannot stand in for itself"),
-        (lambda d, o: transfer.without_replicas(d, o, [5]), "there is no replica 5"),
-        (lambda d, o: transfer.without_replicas(d, o, []), "no replica is kept"),
+        (lambda d, o: transfer.predict_stage(d, o, 7, like=1), "there is no stage 7; the graph has 0, 1, 2"),
+        (lambda d, o: transfer.predict_stage(d, o, 1, like=1), "cannot stand in for itself"),
+        (lambda d, o: transfer.predict_replicas(d, o, [5]), "there is no replica 5"),
+        (lambda d, o: transfer.predict_replicas(d, o, []), "no replica is kept"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_refused(call, message):
@@ -114,7 +114,7 @@ def test_operations_never_seen_are_named():
     dag, observed = job(2, stages=2, steps=30)
     other, _ = job(2, stages=3, steps=30)
     with pytest.raises(ValueError, match="forward stage 2"):
-        transfer.carry(traces.fit_model(dag, observed), other)
+        transfer.apply_to(traces.fit_model(dag, observed), other)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def measured(prism_data):
 def test_two_of_32_replicas_of_a_real_job_predict_it(measured):
     """SE: p95 to 2 %, and the distribution accepted at the 5 % level for its 43 steps."""
     dag, observed = measured("SE")
-    x = predicted(transfer.without_replicas(dag, observed, [0, 1]))
+    x = predicted(transfer.predict_replicas(dag, observed, [0, 1]))
     y = observed.step_time.values
     assert abs(np.quantile(x, 0.95) / np.quantile(y, 0.95) - 1) < 0.02
     assert stats.ks_distance(x, y) < 0.203
@@ -140,7 +140,7 @@ def test_a_middle_stage_of_a_real_job_is_like_its_neighbour_and_the_last_is_not(
     """ST, four stages: the middle ones stand in for each other; the last holds the loss as well."""
     dag, observed = measured("ST")
     y = observed.step_time.values
-    like = predicted(transfer.without_stage(dag, observed, 1, like=2))
+    like = predicted(transfer.predict_stage(dag, observed, 1, like=2))
     assert stats.ks_distance(like, y) < 0.234
-    unlike = predicted(transfer.without_stage(dag, observed, 3, like=2))
+    unlike = predicted(transfer.predict_stage(dag, observed, 3, like=2))
     assert stats.ks_distance(unlike, y) > 0.5

@@ -27,7 +27,9 @@ def test_guarantee_with_fit_is_wider_than_that_of_draws_and_covers(process, trut
     n, covered = 3, 0
     for seed in range(n):
         observed = record(process, 40, seed, coupled=True)
-        again = refits.refitted(process, observed, resamples=40, draws=400, block=1, seed=seed)
+        again = refits.refit_resamples(
+            process, observed, resamples=40, draws=400, block=1, seed=seed
+        )
         bound = refits.guarantee_with_fit(again)
         runs = simulate(fit_model(process, observed), 1000, seed=seed)
         assert bound > stats.guarantee(runs.step_time)
@@ -37,7 +39,7 @@ def test_guarantee_with_fit_is_wider_than_that_of_draws_and_covers(process, trut
 
 def test_bad_input_is_refused(process):
     observed = record(process, 40, 7, coupled=False)
-    again = refits.refitted(process, observed, resamples=3, draws=100)
+    again = refits.refit_resamples(process, observed, resamples=3, draws=100)
     with pytest.raises(ValueError, match="at least 40 resamples, got 3"):
         refits.guarantee_with_fit(again)
 
@@ -51,10 +53,10 @@ def test_planned_steps_and_draws_give_the_wanted_width_against_theory(process, c
         return float(np.quantile(simulate(model, draws, seed=seed).step_time, 0.9))
 
     observed = record(process, 60, 1, coupled=coupled)
-    again = refits.refitted(process, observed, q=0.9, resamples=40, draws=1000, block=1)
+    again = refits.refit_resamples(process, observed, q=0.9, resamples=40, draws=1000, block=1)
     runs = simulate(fit_model(process, observed), 4000)
     wanted = 1.96 * float(again.quantile_value.std()) / 1.5
-    plan = refits.plan(again, runs.step_time, wanted)
+    plan = refits.measurement_plan(again, runs.step_time, wanted)
     assert 100 < plan.steps == 60 + plan.more_steps < 1200
     again = [p90(100 + k, plan.steps, plan.draws) for k in range(16)]
     scatter = 1.96 * np.std(again, ddof=1)
@@ -71,12 +73,12 @@ def _chi2_factor(degrees: int) -> float:
 
 def test_a_narrower_interval_needs_more(process):
     observed = record(process, 40, 1, coupled=True)
-    again = refits.refitted(process, observed, resamples=40, draws=400, block=1)
+    again = refits.refit_resamples(process, observed, resamples=40, draws=400, block=1)
     runs = simulate(fit_model(process, observed), 1000)
-    wide, narrow = (refits.plan(again, runs.step_time, w) for w in (0.1, 0.001))
+    wide, narrow = (refits.measurement_plan(again, runs.step_time, w) for w in (0.1, 0.001))
     assert wide.more_steps == 0 and wide.draws == stats.min_draws()
     assert narrow.steps > 1000 and narrow.draws > 10_000
     with pytest.raises(ValueError, match="positive number of seconds"):
-        refits.plan(again, runs.step_time, 0.0)
+        refits.measurement_plan(again, runs.step_time, 0.0)
     with pytest.raises(ValueError, match="40 refits and 1000 draws, got 40 and 500"):
-        refits.plan(again, runs.step_time[:500], 0.1)
+        refits.measurement_plan(again, runs.step_time[:500], 0.1)

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from prism.attribution import persistent_share, saved_by
+from prism.attribution import persistent_share, savings_by_place
 from prism.base.stats.random_effects import variance_components
 from prism.context import analytic_model
 from prism.context.context import read_context
@@ -19,7 +19,7 @@ from prism.model.signature import PoolKey, Signature
 from prism.model.step_model import StepModel
 from prism.whatif import datacenters, histories, placement
 from prism.whatif.degradations import CrossDatacenter, NodeSpeeds, SlowLink
-from prism.whatif.scenarios import Frozen, HotNode, Together
+from prism.whatif.scenarios import Compose, Frozen, HotNode
 from prism.whatif.sweeping import sweep
 
 DP = Signature("all-reduce", "4e+09 B", role="dp", scope="inter_node")
@@ -47,10 +47,10 @@ def chain(cvs=(0.05, 0.05)) -> StepModel:
 def test_together_is_one_after_the_other_invariant(model):
     parts = NodeSpeeds({1: 1.3}), SlowLink(2.0), Frozen(("dp",))
     by_hand = parts[2](parts[1](parts[0](model)))
-    both = sweep(model, {"x": Together(*parts), "y": lambda _: by_hand}, 50)["step_time"]
+    both = sweep(model, {"x": Compose(*parts), "y": lambda _: by_hand}, 50)["step_time"]
     np.testing.assert_array_equal(both[0], both[1])
     # speeds of one node multiply
-    twice = Together(NodeSpeeds({1: 1.3}), NodeSpeeds({1: 2.0}))(model)
+    twice = Compose(NodeSpeeds({1: 1.3}), NodeSpeeds({1: 2.0}))(model)
     np.testing.assert_allclose(
         simulate(twice, 50)["step_time"], simulate(NodeSpeeds({1: 2.6})(model), 50)["step_time"]
     )
@@ -65,27 +65,27 @@ def test_together_is_one_after_the_other_invariant(model):
 )
 def test_what_undoes_another_is_refused(model, parts):
     with pytest.raises(ValueError, match=r"part 2 .* undoes what came before on"):
-        Together(*parts)(model)
+        Compose(*parts)(model)
     with pytest.raises(ValueError, match="at least one scenario"):
-        Together()
+        Compose()
 
 
 def test_pinning_a_slowed_node_undoes_it(root):
     m = chain()
     pinned = HotNode(0, mode="pin")
     with pytest.raises(ValueError, match="undoes"):
-        Together(NodeSpeeds({0: 1.5}), pinned)(m)
-    Together(NodeSpeeds({1: 1.5}), pinned)(m)
+        Compose(NodeSpeeds({0: 1.5}), pinned)(m)
+    Compose(NodeSpeeds({1: 1.5}), pinned)(m)
 
 
 def test_a_course_takes_each_states_own_draws_invariant(model):
     course = np.where(histories.flapping(60, up=5, down=3, seed=1), 3.0, 1.0)
-    found = histories.follow(model, course, SlowLink, name="flapping")["step_time"]
+    found = histories.simulate_course(model, course, SlowLink, name="flapping")["step_time"]
     states = sweep(model, {"1": None, "3": SlowLink(3.0)}, 60)["step_time"].values
     np.testing.assert_allclose(
         found.sel(scenario="flapping"), np.where(course == 3.0, states[1], states[0]), rtol=1e-14
     )
-    many = histories.follow(
+    many = histories.simulate_course(
         model, np.linspace(1, 2, 50), lambda f: NodeSpeeds({3: f}), name="ramp", levels=4
     )
     assert many.sizes["scenario"] == 5
@@ -148,20 +148,20 @@ def test_bytes_that_nobody_knows_are_asked_for(model):
 
 
 def test_distance_and_the_bandwidth_that_is_enough(model):
-    found = datacenters.distance(
+    found = datacenters.split_cost(
         model, after=1, message=6.7e7, bandwidths=[1e9, 1e10, 1e11], jitters=[0.0, 0.5], draws=200
     )
     rise = found["increase"].isel(latency=0)
     assert (np.diff(rise.values, axis=0) < 0).all()
     assert (rise.sel(jitter=0.5) > rise.sel(jitter=0.0)).all()
     limit = float(rise.sel(jitter=0.0, bandwidth=1e10))
-    needed = datacenters.enough(found, limit)
+    needed = datacenters.bandwidth_needed(found, limit)
     assert float(needed["bandwidth_needed"].sel(jitter=0.0)[0]) == pytest.approx(1e10)
     low, high = needed["bandwidth_needed_interval"].sel(jitter=0.0).values[0]
     assert low <= 1e10 <= high
-    assert np.isinf(datacenters.enough(found, 1e-9)["bandwidth_needed"].values).all()
+    assert np.isinf(datacenters.bandwidth_needed(found, 1e-9)["bandwidth_needed"].values).all()
     with pytest.raises(ValueError, match="bandwidth needs values, each once"):
-        datacenters.distance(model, after=1, message=1.0, bandwidths=[1e9, 1e9])
+        datacenters.split_cost(model, after=1, message=1.0, bandwidths=[1e9, 1e9])
 
 
 def test_a_node_on_a_path_with_slack_costs_nothing_and_shares_add_up():
@@ -222,7 +222,7 @@ def test_all_distinct_assignments_are_tried_once():
 
 
 def test_cells_of_the_heatmap_are_the_kernels_of_a_place():
-    found = saved_by(chain((0.02, 0.2)), draws=2000)
+    found = savings_by_place(chain((0.02, 0.2)), draws=2000)
     saved = found["saved"].to_pandas()
     assert list(saved.index) == ["stage 0", "stage 1", "shared"]
     assert saved.loc["stage 1", "work-1"] > 3 * abs(saved.loc["stage 0", "work-0"])
@@ -230,7 +230,7 @@ def test_cells_of_the_heatmap_are_the_kernels_of_a_place():
     low, high = found["saved_interval"].sel(place="stage 1", kind="work-1").values
     assert low < saved.loc["stage 1", "work-1"] < high
     with pytest.raises(ValueError, match="by 'planet' is not one of kind, rank, stage, replica"):
-        saved_by(chain(), rows="planet")
+        savings_by_place(chain(), rows="planet")
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.6, 1.0])

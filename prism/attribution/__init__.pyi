@@ -11,10 +11,10 @@ from .persistence import (
     persistent_share as persistent_share,
 )
 from .steadying import (
-    saved_by as saved_by,
+    savings as savings,
 )
 from .steadying import (
-    steadying as steadying,
+    savings_by_place as savings_by_place,
 )
 from .variability_budget import (
     budget as budget,

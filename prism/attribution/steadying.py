@@ -21,7 +21,7 @@ LESS, STEADIER = 0.999, 0.99
 AROUND = (0.93, 0.97)
 
 
-def steadying(
+def savings(
     model: StepModel,
     *,
     by: str = "kind",
@@ -77,7 +77,7 @@ def steadying(
     return schema.dataset(
         data,
         coords={"signature": names, "ci_bound": ["lower", "upper"]},
-        made_by="prism.attribution.steadying",
+        made_by="prism.attribution.savings",
         source=runs.attrs["source"],
         seed=seed,
         provenance={**schema.provenance(runs), "by": by},
@@ -119,7 +119,7 @@ def _row(model: StepModel, runs: xr.Dataset, name: str, ops: tuple, paths, base,
     }
 
 
-def saved_by(
+def savings_by_place(
     model: StepModel,
     *,
     rows: str = "stage",
@@ -173,7 +173,7 @@ def saved_by(
             "saved_interval": (("place", "kind", "ci_bound"), interval),
         },
         coords={"place": names[0], "kind": names[1], "ci_bound": ["lower", "upper"]},
-        made_by="prism.attribution.saved_by",
+        made_by="prism.attribution.savings_by_place",
         source=schema.derived_source(model.source),
         seed=seed,
         provenance={"draws": draws, "rows": rows, "columns": columns},
@@ -186,7 +186,7 @@ class _Changed:
 
     ops: tuple[int, ...]
     change: Callable[[int, DurationPool], DurationPool]
-    may_be_idle = True
+    allows_no_effect = True
 
     def __call__(self, model: StepModel) -> StepModel:
         chosen = np.zeros((model.dag.n_ops, model.dag.lanes), bool)

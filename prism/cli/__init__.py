@@ -1,5 +1,1 @@
-"""The command line."""
-
-import lazy_loader as _lazy
-
-__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
+"""The command line: ``prism simulate``, ``validate``, ``schedule`` and ``bench``."""

@@ -100,7 +100,7 @@ def _schedule(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{flag} {name}: give a name that ends in {end}")
         if name and not Path(name).resolve().parent.is_dir():
             raise ValueError(f"--{flag} {name}: there is no such folder")
-    jobs = cluster.selected(
+    jobs = cluster.select_jobs(
         cluster.read_jobs(arguments.jobs),
         start=86_400 * arguments.start_day,
         compress=arguments.compress,

@@ -14,7 +14,7 @@ from .jobs import (
     read_jobs as read_jobs,
 )
 from .jobs import (
-    selected as selected,
+    select_jobs as select_jobs,
 )
 from .jobs import (
     with_cv as with_cv,

@@ -84,7 +84,7 @@ def read_jobs(path: str | Path) -> xr.Dataset:
     return _jobs_dataset(job, submit, gpus, duration, "measured", provenance, kind)
 
 
-def selected(
+def select_jobs(
     jobs: xr.Dataset,
     *,
     start: float = 0.0,
@@ -131,7 +131,7 @@ def selected(
     return schema.dataset(
         dict(out.data_vars),
         coords=dict(out.coords),
-        made_by="prism.cluster.selected",
+        made_by="prism.cluster.select_jobs",
         source=jobs.attrs["source"],
         provenance=provenance,
     )

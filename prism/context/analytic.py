@@ -159,16 +159,16 @@ def interaction(w: Recommender) -> Work:
 
 def optimizer_seconds(t: Topology, p: Parallelism, weights: float, experts: float = 0.0) -> float:
     """Adam over those of a rank's weights, and of experts that are spread, that it keeps the state of."""
-    own = (weights / dense_share(p) + experts / expert_share(p)) if p.zero else weights + experts
+    own = (weights / shard_ranks(p) + experts / expert_ranks(p)) if p.zero else weights + experts
     return ADAM_TRAFFIC * own / (t.efficiency.memory * t.gpu.memory_bandwidth)
 
 
-def dense_share(p: Parallelism) -> int:
+def shard_ranks(p: Parallelism) -> int:
     """Ranks among which what is sharded of dense weights is shared out."""
     return p.shard or p.lanes
 
 
-def expert_share(p: Parallelism) -> int:
+def expert_ranks(p: Parallelism) -> int:
     """The same of experts that are spread over `ep` lanes: the others hold other experts."""
     return p.lanes // p.ep
 
@@ -274,8 +274,8 @@ def memory_bytes(ctx: Context) -> list[float]:
         weights = sum(stage_parameters(ctx, s) for s in stages) - experts
         layers = [ctx.layers_of_stage[s] for s in stages]
         kept = peaks[rank] * max(layers) * activation_bytes(w, p)
-        dense = weights * _bytes_per_weight(p, dense_share(p))
-        out.append(dense + experts * _bytes_per_weight(p, expert_share(p)) + kept)
+        dense = weights * _bytes_per_weight(p, shard_ranks(p))
+        out.append(dense + experts * _bytes_per_weight(p, expert_ranks(p)) + kept)
     return out
 
 

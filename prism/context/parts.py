@@ -78,7 +78,7 @@ def groups(p: Parallelism) -> dict[str, list[list[int]]]:
 
 
 @dataclass(frozen=True)
-class Here:
+class RankView:
     """A context as a pipeline rank sees it.
 
     Attributes
@@ -132,7 +132,7 @@ def _slowness(topology: Topology, ranks: Sequence[int], ring: bool) -> tuple[flo
     return 1 / r.bandwidth, r.latency
 
 
-def collective(ctx: Here, op: str, joins: str, size: float, layer: int = -1) -> Part:
+def collective(ctx: RankView, op: str, joins: str, size: float, layer: int = -1) -> Part:
     """A collective over lanes: `op` is ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``."""
     ring = op != "all-to-all"
     ranks = slowest(ctx.topology, ctx.parallelism, joins, ctx.at, ring)
@@ -151,7 +151,7 @@ def collective(ctx: Here, op: str, joins: str, size: float, layer: int = -1) -> 
     return Part(signature, price, r.cv, joins, layer, size=size, ranks=len(ranks))
 
 
-def tensor_parallel(ctx: Here, size: float, layer: int) -> list[Part]:
+def tensor_parallel(ctx: RankView, size: float, layer: int) -> list[Part]:
     """What tensor-parallel ranks exchange after a block: an all-reduce, or with sequence parallelism a
     reduce-scatter and an all-gather, which are one op here."""
     p = ctx.parallelism
@@ -213,12 +213,12 @@ def _seconds(op: str, r: analytic.Route, size: float) -> float:
     return (analytic.all_to_all if op == "all-to-all" else analytic.all_gather)(r, size)
 
 
-def parts(ctx: Here, kind: str, stage: int) -> list[Part]:
+def parts(ctx: RankView, kind: str, stage: int) -> list[Part]:
     """What a rank does for one op of the schedule, in order.
 
     Parameters
     ----------
-    ctx : Here
+    ctx : RankView
     kind : {"F", "B", "W", "BW"}
     stage : int
         Virtual stage.
@@ -262,7 +262,7 @@ def fixed(signature: Signature, seconds: float) -> Part:
     return Part(signature, lambda _: seconds)
 
 
-def _recommender(ctx: Here, kind: str) -> list[Part]:
+def _recommender(ctx: RankView, kind: str) -> list[Part]:
     """Lookups of every sample of all ranks in the tables that a rank holds, exchanged for those of its own samples
     in all tables; dense layers before and after."""
     w, lanes = ctx.workload, ctx.parallelism.lanes
@@ -279,7 +279,7 @@ def _recommender(ctx: Here, kind: str) -> list[Part]:
             _compute(ctx, "bottom", kind, _by_kind(bottom, kind))]  # fmt: skip
 
 
-def _compute(ctx: Here, what: str, kind: str, work: Work, layer: int = -1) -> Part:
+def _compute(ctx: RankView, what: str, kind: str, work: Work, layer: int = -1) -> Part:
     size = f"{work.flops:.6g} FLOP {work.traffic:.6g} B"
     signature = Signature(f"{what}-{NAMES[kind]}", size)
     return Part(signature, work.seconds, layer=layer, work=work)
@@ -296,7 +296,7 @@ def _by_kind(forward: Work, kind: str) -> Work:
     return work
 
 
-def _ends(ctx: Here, kind: str, what: str) -> list[Part]:
+def _ends(ctx: RankView, kind: str, what: str) -> list[Part]:
     """Embedding or output projection with its loss, both split over the vocabulary: rows are added up after
     the embedding, largest score, sum and target's score after the projection, its gradient backwards."""
     w, p = ctx.workload, ctx.parallelism
@@ -309,7 +309,7 @@ def _ends(ctx: Here, kind: str, what: str) -> list[Part]:
     return own + tensor_parallel(ctx, size, -1)
 
 
-def _layer(ctx: Here, kind: str, layer: int) -> list[Part]:
+def _layer(ctx: RankView, kind: str, layer: int) -> list[Part]:
     """One layer: attention and feed-forward, and the collectives around them."""
     p = ctx.parallelism
     if kind == "W":
@@ -325,7 +325,7 @@ def _layer(ctx: Here, kind: str, layer: int) -> list[Part]:
     return out + _feed_forward(ctx, kind, layer) + _attention(ctx, kind, layer)
 
 
-def _attention(ctx: Here, kind: str, layer: int) -> list[Part]:
+def _attention(ctx: RankView, kind: str, layer: int) -> list[Part]:
     w, p = ctx.workload, ctx.parallelism
     work = _by_kind(analytic.attention(w, p), kind)
     if kind != "F" and p.recompute == "selective":
@@ -340,7 +340,7 @@ def _attention(ctx: Here, kind: str, layer: int) -> list[Part]:
     return own + tensor_parallel(ctx, analytic.handed_on_bytes(ctx), layer)
 
 
-def _feed_forward(ctx: Here, kind: str, layer: int) -> list[Part]:
+def _feed_forward(ctx: RankView, kind: str, layer: int) -> list[Part]:
     w, p = ctx.workload, ctx.parallelism
     own = [_compute(ctx, "feed-forward", kind, _by_kind(analytic.feed_forward(w, p), kind), layer)]
     if p.ep > 1:
@@ -354,7 +354,7 @@ def _feed_forward(ctx: Here, kind: str, layer: int) -> list[Part]:
     return own + tensor_parallel(ctx, analytic.handed_on_bytes(ctx), layer)
 
 
-def _gathered_weights(ctx: Here, layer: int) -> list[Part]:
+def _gathered_weights(ctx: RankView, layer: int) -> list[Part]:
     """Weights of a layer, gathered before they are used, where they are sharded."""
     p = ctx.parallelism
     if p.zero < 3 or p.lanes == 1:
@@ -362,30 +362,30 @@ def _gathered_weights(ctx: Here, layer: int) -> list[Part]:
     return _all_gathered(ctx, _layer_weights(ctx), _layer_experts(ctx), layer)
 
 
-def _all_gathered(ctx: Here, weights: float, experts: float, layer: int = -1) -> list[Part]:
+def _all_gathered(ctx: RankView, weights: float, experts: float, layer: int = -1) -> list[Part]:
     """16-bit weights gathered from those who share them out: experts from the lanes that hold the same ones."""
     p, half = ctx.parallelism, analytic.HALF
     out = [collective(ctx, "all-gather", "shard" if p.shard else "all", half * weights, layer)]
-    if experts and analytic.expert_share(p) > 1:
+    if experts and analytic.expert_ranks(p) > 1:
         out.append(collective(ctx, "all-gather", "experts", half * experts, layer))
     return out
 
 
-def _layer_weights(ctx: Here) -> float:
+def _layer_weights(ctx: RankView) -> float:
     """Weights of one layer on one rank, experts left aside where they are spread."""
     w, p = ctx.workload, ctx.parallelism
     dense = w.attention_parameters + (w.feed_forward_parameters * w.experts if p.ep == 1 else 0)
     return dense / p.tp
 
 
-def _layer_experts(ctx: Here) -> float:
+def _layer_experts(ctx: RankView) -> float:
     """Weights of experts that are spread, of one layer on one rank."""
     w, p = ctx.workload, ctx.parallelism
     return w.feed_forward_parameters * w.experts / p.ep / p.tp if p.ep > 1 else 0.0
 
 
 def reduced_gradients(
-    ctx: Here, weights: float, layer: int = -1, experts: float = 0.0
+    ctx: RankView, weights: float, layer: int = -1, experts: float = 0.0
 ) -> list[Part]:
     """Gradients of so many weights (and of experts, which fewer lanes share) added up over lanes, 32-bit."""
     p = ctx.parallelism
@@ -400,18 +400,18 @@ def reduced_gradients(
             )
             if p.shard and p.shard < p.lanes:
                 out.append(collective(ctx, "all-reduce", "replicate", size / p.shard, layer))
-    if experts and analytic.expert_share(p) > 1:
+    if experts and analytic.expert_ranks(p) > 1:
         op = "reduce-scatter" if p.zero else "all-reduce"
         out.append(collective(ctx, op, "experts", 4 * experts, layer))
     return out
 
 
-def layer_gradients(ctx: Here, layer: int) -> list[Part]:
+def layer_gradients(ctx: RankView, layer: int) -> list[Part]:
     """Gradients of one layer."""
     return reduced_gradients(ctx, _layer_weights(ctx), layer, _layer_experts(ctx))
 
 
-def end_gradients(ctx: Here, stages: Sequence[int]) -> list[Part]:
+def end_gradients(ctx: RankView, stages: Sequence[int]) -> list[Part]:
     """Gradients of what belongs to no layer of a pipeline rank that holds these virtual stages: embedding and output
     projection, or all dense weights of a recommender."""
     w, p = ctx.workload, ctx.parallelism
@@ -420,7 +420,7 @@ def end_gradients(ctx: Here, stages: Sequence[int]) -> list[Part]:
     return reduced_gradients(ctx, analytic.ends(ctx, stages) * w.embedding_parameters / p.tp)
 
 
-def updated_weights(ctx: Here, weights: float, experts: float = 0.0) -> list[Part]:
+def updated_weights(ctx: RankView, weights: float, experts: float = 0.0) -> list[Part]:
     """Weights gathered after an optimizer that each lane runs on its share."""
     p = ctx.parallelism
     if p.zero not in (1, 2) or p.lanes == 1:

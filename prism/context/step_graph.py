@@ -9,7 +9,7 @@ import numpy as np
 
 from prism.context import analytic, parts
 from prism.context.context import Context, Recommender, StageTimes, Workload
-from prism.context.parts import OPTIMIZER, Here, Part
+from prism.context.parts import OPTIMIZER, Part, RankView
 from prism.model.dag_builder import DagBuilder
 from prism.model.schedules import Op
 from prism.model.signature import Signature
@@ -73,7 +73,7 @@ class StepGraph:
         rank = self.plan.placement[op.flow][op.stage]
         key = (op.kind, op.stage, rank, merged)
         if key not in self._cache:
-            own = parts.parts(Here(self.ctx, rank), op.kind, op.stage)
+            own = parts.parts(RankView(self.ctx, rank), op.kind, op.stage)
             self._cache[key] = [parts.merged(op.kind, op.stage, own)] if merged else own
         return self._cache[key]
 
@@ -163,7 +163,7 @@ class StepGraph:
         """Reduce a layer's gradients when its last ones are there, if that may run beside the backward."""
         attention = part.signature.op.startswith("attention") and "forward" not in part.signature.op
         if self.ctx.parallelism.overlap_gradients and attention:
-            self._reduce(rank, parts.layer_gradients(Here(self.ctx, rank), part.layer), at)
+            self._reduce(rank, parts.layer_gradients(RankView(self.ctx, rank), part.layer), at)
 
     def _reduce(self, rank: int, parts: list[Part], after: Sequence[list[int]]) -> None:
         for part in parts:
@@ -174,7 +174,7 @@ class StepGraph:
     def _finish(self, rank: int) -> None:
         """What is left of the gradients, the optimizer, and weights that are gathered after it."""
         ctx, p = self.ctx, self.ctx.parallelism
-        here, experts = Here(ctx, rank), 0.0
+        here, experts = RankView(ctx, rank), 0.0
         end = self.front[rank]
         if isinstance(ctx.workload, StageTimes):
             if p.dp > 1:

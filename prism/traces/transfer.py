@@ -19,7 +19,7 @@ from prism.traces.fitting.gaps import BEFORE, insert_gaps
 from prism.traces.measured_steps import check_ops
 
 
-def carry(model: StepModel, dag: WorkloadDAG) -> StepModel:
+def apply_to(model: StepModel, dag: WorkloadDAG) -> StepModel:
     """The step of another graph with the pools, gaps and coupling of a fitted model.
 
     An op of the new graph takes the pool of its finest key that the model holds: one that was measured on its
@@ -65,7 +65,7 @@ def _other_scope(signature: Signature, known: set[Signature]) -> Signature | Non
     return next((s for s in sorted(known) if replace(s, scope=signature.scope) == signature), None)
 
 
-def without_stage(dag: WorkloadDAG, observed: xr.Dataset, stage: int, *, like: int) -> StepModel:
+def predict_stage(dag: WorkloadDAG, observed: xr.Dataset, stage: int, *, like: int) -> StepModel:
     """The model of a step of which one pipeline stage was not measured: its ops take a sibling's pools.
 
     Nothing of the stage's own measured ops goes into pools and coupling. Transfers between stages, and
@@ -94,7 +94,7 @@ def without_stage(dag: WorkloadDAG, observed: xr.Dataset, stage: int, *, like: i
     return _without(dag, observed, lambda g: _siblings(g, g.stage, {stage: like}, by=g.dp))
 
 
-def without_replicas(dag: WorkloadDAG, observed: xr.Dataset, keep: Sequence[int]) -> StepModel:
+def predict_replicas(dag: WorkloadDAG, observed: xr.Dataset, keep: Sequence[int]) -> StepModel:
     """The model of a step of which only some data-parallel replicas were measured: ops of the others take the
     pools of those, in turn.
 

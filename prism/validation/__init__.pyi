@@ -29,8 +29,8 @@ from .refits import (
     guarantee_with_fit as guarantee_with_fit,
 )
 from .refits import (
-    plan as plan,
+    measurement_plan as measurement_plan,
 )
 from .refits import (
-    refitted as refitted,
+    refit_resamples as refit_resamples,
 )

@@ -242,7 +242,7 @@ def _scores(
     """All figures of one scenario."""
     out: dict[str, object] = {"ks_in_sample": stats.ks_distance(inside[scenario], measured)}
     if not held:
-        return out | _nothing()
+        return out | _not_available()
     folds = [(p[scenario], measured[label == k]) for k, p in enumerate(held)]
     # each fold counts as often as steps were left out in it
     each = max(1, LARGEST_POOLED // measured.size)
@@ -310,7 +310,7 @@ def _coverage(folds: list[tuple[np.ndarray, np.ndarray]], block: int) -> dict:
     return {"coverage": share, "coverage_interval": interval}
 
 
-def _nothing() -> dict:
+def _not_available() -> dict:
     """What cannot be said without leaving steps out."""
     nan = np.nan
     return {

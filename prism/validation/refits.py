@@ -19,7 +19,7 @@ from prism.model.engine.montecarlo import simulate
 from prism.traces import choose_gaps, fit_model
 
 
-def refitted(
+def refit_resamples(
     dag: WorkloadDAG,
     observed: xr.Dataset,
     *,
@@ -69,7 +69,7 @@ def refitted(
             "estimate_value": ((), float(np.quantile(whole["step_time"], q))),
             "step_time": ("draw", whole["step_time"].values),
         },
-        made_by="prism.validation.refitted",
+        made_by="prism.validation.refit_resamples",
         source=schema.derived_source(observed.attrs["source"]),
         seed=seed,
         provenance={
@@ -98,7 +98,7 @@ def guarantee_with_fit(refits: xr.Dataset, confidence: float = 0.95) -> float:
 
     Parameters
     ----------
-    refits : Dataset of `refitted`
+    refits : Dataset of `refit_resamples`
     confidence : float
 
     Returns
@@ -150,7 +150,9 @@ class Plan:
     draws: int
 
 
-def plan(refits: xr.Dataset, step_time, half_width: float, *, confidence: float = 0.95) -> Plan:
+def measurement_plan(
+    refits: xr.Dataset, step_time, half_width: float, *, confidence: float = 0.95
+) -> Plan:
     """Steps to profile and draws to simulate for a quantile known to ``+- half_width``.
 
     The squared error of a predicted quantile is that of the fit to n steps and that of D draws,
@@ -170,7 +172,7 @@ def plan(refits: xr.Dataset, step_time, half_width: float, *, confidence: float 
 
     Parameters
     ----------
-    refits : Dataset of `refitted`, at least 40 resamples
+    refits : Dataset of `refit_resamples`, at least 40 resamples
     step_time : DataArray or array (draw,), seconds
         Draws of the model of the profile, at least 1000.
     half_width : float, seconds

@@ -1,8 +1,8 @@
 from .datacenters import (
-    distance as distance,
+    bandwidth_needed as bandwidth_needed,
 )
 from .datacenters import (
-    enough as enough,
+    split_cost as split_cost,
 )
 from .degradations import (
     CrossDatacenter as CrossDatacenter,
@@ -20,10 +20,10 @@ from .histories import (
     flapping as flapping,
 )
 from .histories import (
-    follow as follow,
+    rotating as rotating,
 )
 from .histories import (
-    rotating as rotating,
+    simulate_course as simulate_course,
 )
 from .histories import (
     throttled as throttled,
@@ -44,7 +44,10 @@ from .scaling import (
     at_size as at_size,
 )
 from .scaling import (
-    scale as scale,
+    weak_scaling as weak_scaling,
+)
+from .scenarios import (
+    Compose as Compose,
 )
 from .scenarios import (
     Frozen as Frozen,
@@ -54,9 +57,6 @@ from .scenarios import (
 )
 from .scenarios import (
     Scenario as Scenario,
-)
-from .scenarios import (
-    Together as Together,
 )
 from .scenarios import (
     increases as increases,

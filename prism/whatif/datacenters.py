@@ -15,7 +15,7 @@ from prism.whatif.scenarios import increases
 from prism.whatif.sweeping import Executor, sweep
 
 
-def distance(
+def split_cost(
     model: StepModel,
     *,
     bandwidths: Sequence[float],
@@ -73,7 +73,7 @@ def distance(
             ),
         },
         coords={k: np.array(v, float) for k, v in axes.items()} | {"ci_bound": ["lower", "upper"]},
-        made_by="prism.whatif.distance",
+        made_by="prism.whatif.split_cost",
         source=runs.attrs["source"],
         seed=seed,
         provenance={
@@ -85,7 +85,7 @@ def distance(
     )
 
 
-def enough(found: xr.Dataset, increase: float) -> xr.Dataset:
+def bandwidth_needed(found: xr.Dataset, increase: float) -> xr.Dataset:
     """The least bandwidth at which p95 rises by no more than `increase`, between those that were tried.
 
     Interpolated in the logarithms of bandwidth and of the increase; the interval comes from the
@@ -93,7 +93,7 @@ def enough(found: xr.Dataset, increase: float) -> xr.Dataset:
 
     Parameters
     ----------
-    found : Dataset of `distance`
+    found : Dataset of `split_cost`
     increase : float
         Positive, 0.05 for five per cent.
 
@@ -131,7 +131,7 @@ def enough(found: xr.Dataset, increase: float) -> xr.Dataset:
             ),
         },
         coords={k: found[k] for k in ("latency", "jitter", "ci_bound")},
-        made_by="prism.whatif.enough",
+        made_by="prism.whatif.bandwidth_needed",
         source=found.attrs["source"],
         seed=found.attrs.get("seed"),
         provenance={**schema.provenance(found), "increase": increase},

@@ -33,7 +33,7 @@ class NodeSpeeds:
 
     factor: Mapping[int, float]
     #: all nodes may be alike
-    may_be_idle = True
+    allows_no_effect = True
 
     def __post_init__(self) -> None:
         _check_factors(self.factor)

@@ -94,7 +94,7 @@ def throttled(
     return out
 
 
-def follow(
+def simulate_course(
     model: StepModel,
     course: np.ndarray,
     scenario: Callable[[float], Scenario | None],
@@ -146,7 +146,7 @@ class _State:
     """One state of a course, which may be the model as it is."""
 
     scenario: Scenario | None
-    may_be_idle = True
+    allows_no_effect = True
 
     def __call__(self, model: StepModel) -> StepModel:
         return model if self.scenario is None else self.scenario(model)

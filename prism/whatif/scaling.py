@@ -83,7 +83,7 @@ def _with(ctx: Context, changed: Mapping[str, Mapping]) -> dict:
     return given
 
 
-def scale(
+def weak_scaling(
     ctx: Context,
     dp: Sequence[int],
     spreads: Mapping[str, Spread],
@@ -179,7 +179,7 @@ def _dataset(times, still, gpus, names, slowdowns, seed) -> xr.Dataset:
             "slowdown": list(slowdowns),
             "ci_bound": ["lower", "upper"],
         },
-        made_by="prism.whatif.scale",
+        made_by="prism.whatif.weak_scaling",
         source="synthetic",
         seed=seed,
         provenance={"without_variability_s": still.tolist()},

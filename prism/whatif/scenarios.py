@@ -42,7 +42,7 @@ class Frozen:
 
     components: tuple[str, ...]
     #: what does not vary anyhow may be frozen
-    may_be_idle = True
+    allows_no_effect = True
 
     def __call__(self, model: StepModel) -> StepModel:
         present = set(model.dag.component.tolist())
@@ -205,7 +205,7 @@ def increases(
     )
 
 
-class Together:
+class Compose:
     """Several scenarios at once, in their order.
 
     Parameters
@@ -220,12 +220,12 @@ class Together:
 
     Examples
     --------
-    >>> both = Together(HotNode(3), HotNode(5))
+    >>> both = Compose(HotNode(3), HotNode(5))
     """
 
     def __init__(self, *parts: Scenario) -> None:
         if not parts:
-            raise ValueError("Together needs at least one scenario, none given")
+            raise ValueError("Compose needs at least one scenario, none given")
         self.parts = parts
 
     def __call__(self, model: StepModel) -> StepModel:

@@ -71,7 +71,7 @@ def sweep(
     if not scenarios:
         raise ValueError("a sweep needs at least one scenario, none given")
     models = {name: _changed(name, model, change) for name, change in scenarios.items()}
-    kept = _Kept(folder, draws, seed)
+    kept = _Cache(folder, draws, seed)
     _check_changes(model, models, scenarios, seed)
     found = {name: row for name, m in models.items() if (row := kept.load(m)) is not None}
     left = {name: m for name, m in models.items() if name not in found}
@@ -113,7 +113,7 @@ def _check_changes(
     before = None
     for name, changed in models.items():
         change = scenarios[name]
-        if change in (None, unchanged) or getattr(change, "may_be_idle", False):
+        if change in (None, unchanged) or getattr(change, "allows_no_effect", False):
             continue
         if before is None:
             before = fingerprint(model, seed=seed)
@@ -125,7 +125,7 @@ def _cell(model: StepModel, draws: int, seed: int, threads: int | None) -> np.nd
     return simulate(model, draws, seed=seed, threads=threads)["step_time"].values
 
 
-class _Kept:
+class _Cache:
     """Finished scenarios in a folder, by what their draws depend on."""
 
     def __init__(self, folder: str | Path | None, draws: int, seed: int) -> None:

@@ -50,7 +50,7 @@ def timed(
     import torch
     import torch.distributed as dist
 
-    finish = torch.cuda.synchronize if device != "cpu" else _nothing
+    finish = torch.cuda.synchronize if device != "cpu" else _no_wait
     # of sends, each pair is a collective of its own
     pair, members = (rank // 2, 2) if op == "send_recv" else (0, world)
     rows = []
@@ -69,5 +69,5 @@ def timed(
     return rows
 
 
-def _nothing() -> None:
+def _no_wait() -> None:
     """A CPU is done when the call returns."""

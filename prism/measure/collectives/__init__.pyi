@@ -1,5 +1,5 @@
 from .quantiles_by_size import (
-    latency as latency,
+    size_quantiles as size_quantiles,
 )
 from .reading import (
     CollectivesError as CollectivesError,

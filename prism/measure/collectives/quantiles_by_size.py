@@ -10,7 +10,7 @@ from prism.base import schema, stats
 LEVELS = (0.05, 0.5, 0.95, 0.99)
 
 
-def latency(measured: xr.Dataset, *, confidence: float = 0.95) -> xr.Dataset:
+def size_quantiles(measured: xr.Dataset, *, confidence: float = 0.95) -> xr.Dataset:
     """Quantiles of each configuration's times.
 
     Parameters
@@ -23,13 +23,13 @@ def latency(measured: xr.Dataset, *, confidence: float = 0.95) -> xr.Dataset:
     Returns
     -------
     Dataset
-        ``at_size(signature, quantile)``, s, at 0.05, 0.5, 0.95, 0.99 and 1 (the largest), with ``at_size_interval``; ``tail_ratio``,
+        ``transfer_quantile(signature, quantile)``, s, at 0.05, 0.5, 0.95, 0.99 and 1 (the largest), with ``transfer_quantile_interval``; ``tail_ratio``,
         p99 / p50; ``cv``; ``count``. The coordinates of `measured`.
 
     Examples
     --------
     >>> ds = schema.dataset({"duration": (("signature", "trial"), [[1.0, 2.0, 3.0]])}, made_by="x", source="measured")
-    >>> latency(ds)["at_size"].sel(quantile=0.5).values.tolist()
+    >>> size_quantiles(ds)["transfer_quantile"].sel(quantile=0.5).values.tolist()
     [2.0]
     """
     rows = [row[np.isfinite(row)] for row in measured["duration"].values]
@@ -38,8 +38,8 @@ def latency(measured: xr.Dataset, *, confidence: float = 0.95) -> xr.Dataset:
     p50, p99 = quantiles[:, 1], quantiles[:, 3]
     return schema.dataset(
         {
-            "at_size": (("signature", "quantile"), quantiles),
-            "at_size_interval": (("signature", "quantile", "ci_bound"), interval),
+            "transfer_quantile": (("signature", "quantile"), quantiles),
+            "transfer_quantile_interval": (("signature", "quantile", "ci_bound"), interval),
             "tail_ratio": (
                 "signature",
                 np.divide(p99, p50, out=np.full_like(p50, np.nan), where=p50 > 0),
@@ -49,7 +49,7 @@ def latency(measured: xr.Dataset, *, confidence: float = 0.95) -> xr.Dataset:
         },
         coords={k: v for k, v in measured.coords.items() if v.dims == ("signature",)}
         | {"quantile": [*LEVELS, 1.0], "ci_bound": ["lower", "upper"]},
-        made_by="prism.measure.collectives.latency",
+        made_by="prism.measure.collectives.size_quantiles",
         source=measured.attrs["source"],
         provenance={**schema.provenance(measured), "confidence": confidence},
     )

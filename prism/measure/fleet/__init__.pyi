@@ -2,16 +2,16 @@ from .components import (
     characterise as characterise,
 )
 from .components import (
-    relations as relations,
+    correlations as correlations,
 )
 from .reading import (
     FleetError as FleetError,
 )
 from .reading import (
-    read_fleet as read_fleet,
+    merge_fleets as merge_fleets,
 )
 from .reading import (
-    together as together,
+    read_fleet as read_fleet,
 )
 from .spatial_temporal import (
     device_medians as device_medians,

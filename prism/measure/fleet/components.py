@@ -159,7 +159,7 @@ def _temporal(
     return float(x.std(ddof=1) / x.mean()), (float(low), float(high))
 
 
-def relations(
+def correlations(
     fleet: xr.Dataset, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:
     """What goes with what: one kernel with another over devices, a duration with clock, power and temperature.
@@ -168,7 +168,7 @@ def relations(
 
     Parameters
     ----------
-    fleet : Dataset of `read_fleet`; several of them by `prism.measure.fleet.together`
+    fleet : Dataset of `read_fleet`; several of them by `prism.measure.fleet.merge_fleets`
     confidence, resamples, seed
         Of the intervals: Fisher's for ranks, with the variance of Bonett and Wright (2000); a bootstrap over devices for runs,
         since the runs of one device are not independent.
@@ -214,7 +214,7 @@ def relations(
             "field": fields,
             "ci_bound": ["lower", "upper"],
         },
-        made_by="prism.measure.fleet.relations",
+        made_by="prism.measure.fleet.correlations",
         source=fleet.attrs["source"],
         seed=seed,
         provenance={**schema.provenance(fleet), "confidence": confidence},

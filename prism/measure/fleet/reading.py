@@ -87,8 +87,8 @@ def read_fleet(path: str | Path, *, cold: int = 0) -> xr.Dataset:
         raise FleetError(str(fault)) from fault
 
 
-def together(*fleets: xr.Dataset) -> xr.Dataset:
-    """Kernels of several fleets side by side, over all their devices: for `relations`.
+def merge_fleets(*fleets: xr.Dataset) -> xr.Dataset:
+    """Kernels of several fleets side by side, over all their devices: for `correlations`.
 
     Devices are joined by name. Where places are known of a device in one fleet only, that one is taken.
 
@@ -121,7 +121,7 @@ def together(*fleets: xr.Dataset) -> xr.Dataset:
         data,
         coords={"signature": names, "gpu": gpus}
         | {c: ("gpu", held) for c, held in places.items() if (held != "").any()},
-        made_by="prism.measure.fleet.together",
+        made_by="prism.measure.fleet.merge_fleets",
         source="synthetic" if "synthetic" in sources else "measured",
         provenance={"of": [schema.provenance(f) for f in fleets]},
     )

@@ -39,7 +39,7 @@ class Arrays(NamedTuple):
 def lower_model(model: StepModel, *, seed: int, draws_per_job: int, keep: bool) -> Arrays:
     """Arrays of a model. With `keep`, every op has a row of finish times of its own."""
     dag = model.dag
-    rows = _SharedRows(dag, model.coupling, seed)
+    rows = _SharedScores(dag, model.coupling, seed)
     draw = _draw_arrays(model, rows, seed)
     own_slots = np.arange(dag.n_ops, dtype=np.int32)
     slot, _, is_sink = dag.slots
@@ -86,7 +86,7 @@ def component_of_op(dag: WorkloadDAG) -> np.ndarray:
     return roles[dag.signature]
 
 
-def _draw_arrays(model: StepModel, rows: _SharedRows, seed: int) -> tuple:
+def _draw_arrays(model: StepModel, rows: _SharedScores, seed: int) -> tuple:
     dag = model.dag
     pools, pool_of_op = model.distinct_pools
     lowered = [lower(p) for p in pools]
@@ -184,7 +184,7 @@ def _override_arrays(model: StepModel) -> tuple:
     )
 
 
-class _SharedRows:
+class _SharedScores:
     """Shared scores of a model: the distinct ones, and which of them each op loads how much."""
 
     def __init__(self, dag: WorkloadDAG, coupling: Coupling, seed: int) -> None:

@@ -1,7 +1,7 @@
-from .dualpipe import (
+from .bidirectional import (
     dualpipe as dualpipe,
 )
-from .dualpipe import (
+from .bidirectional import (
     dualpipev as dualpipev,
 )
 from .generators import (

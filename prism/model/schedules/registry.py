@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from prism.model.schedules.dualpipe import dualpipe, dualpipev
+from prism.model.schedules.bidirectional import dualpipe, dualpipev
 from prism.model.schedules.generators import (
     gpipe,
     gpipe_lifo,
