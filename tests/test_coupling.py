@@ -288,7 +288,7 @@ def test_persistent_ranks_are_told_apart():
     dag = b.build(range(12))
     rng = np.random.default_rng(3)
     z = 0.8 * rng.standard_normal(12)[dag.rank, None] + 0.6 * rng.standard_normal((dag.n_ops, 200))
-    observed = traces.steps.schema.dataset(
+    observed = schema.dataset(
         {"duration": (("step", "op"), np.exp(0.1 * z).T), "gap": (("step", "op"), 0 * z.T),
          "step_time": ("step", np.exp(0.1 * z).max(axis=0))},
         made_by="test", source="synthetic",

@@ -113,8 +113,8 @@ def _width_one(dag):
 def test_a_step_without_pipeline_is_the_sum_of_its_parts_against_theory():
     ctx = context(tp=8, microbatches=3, microbatch_size=2)
     t = ctx.topology
-    parts = [p for kind in ("F", "BW") for p in parts.parts(parts.RankView(ctx, 0), kind, 0)]
-    once = sum(p.price(t) for p in parts)
+    step = [p for kind in ("F", "BW") for p in parts.parts(parts.RankView(ctx, 0), kind, 0)]
+    once = sum(p.price(t) for p in step)
     weights = analytic.stage_parameters(ctx, 0)
     whole = 3 * once + analytic.optimizer_seconds(t, ctx.parallelism, weights)
     assert analytic_model.deterministic_step(ctx)(t.efficiency) == pytest.approx(whole, rel=1e-9)

@@ -73,8 +73,8 @@ def budget(
 
     Examples
     --------
-    >>> from prism.dagbuilder import DagBuilder
-    >>> from prism.signature import PoolKey, Signature
+    >>> from prism.model import DagBuilder
+    >>> from prism.model import PoolKey, Signature
     >>> b = DagBuilder()
     >>> op = b.add(Signature("forward"), ranks=(0,))
     >>> model = StepModel(b.build([0]), {PoolKey(Signature("forward")): LogNormal.from_moments(1.0, 0.1)})

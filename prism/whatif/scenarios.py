@@ -151,8 +151,8 @@ def stages_by_node(dag: WorkloadDAG) -> dict[int, str]:
 
     Examples
     --------
-    >>> from prism.dagbuilder import DagBuilder
-    >>> from prism.signature import Signature
+    >>> from prism.model import DagBuilder
+    >>> from prism.model import Signature
     >>> b = DagBuilder()
     >>> ops = [b.add(Signature("forward"), [rank], stage=rank) for rank in (0, 1, 2)]
     >>> stages_by_node(b.build(node_of_rank=[0, 0, 4]))

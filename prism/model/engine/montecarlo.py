@@ -77,9 +77,9 @@ def simulate(
 
     Examples
     --------
-    >>> from prism.dagbuilder import DagBuilder
-    >>> from prism.pools import Fixed
-    >>> from prism.signature import PoolKey, Signature
+    >>> from prism.model import DagBuilder
+    >>> from prism.model.pools import Fixed
+    >>> from prism.model import PoolKey, Signature
     >>> b = DagBuilder()
     >>> op = b.add(Signature("forward"), ranks=(0,))
     >>> model = StepModel(b.build([0]), {PoolKey(Signature("forward")): Fixed(0.25)})
