@@ -1,4 +1,4 @@
-"""The numba loops, on plain arrays and nothing else.
+"""The numba loops, on the plain arrays of `prism.model.engine.arrays` and nothing else.
 
 **Lanes.** A block holds some draws, each with all its replicas: lane = draw x replica. Every op is one
 vector operation over the lanes; an op that joins replicas takes a maximum over each group of them.
@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+
+from prism.model.engine.arrays import Scratch
 
 CONSTANT, STEP, OCTAVE, SCORE, SCORE_STEP, EVENT, EVENT_STEP = range(7)
 
@@ -156,34 +158,36 @@ def score_values(table, score, node, out):
 
 
 @njit(cache=True)
-def durations(
-    kind, table, key, own, own_table, loading, row, event, scores, event_u, event_p, phi,
-    counter, bits, node, weight, out,
-):  # fmt: skip
-    """Durations of one op over the lanes, before scale, shift and overrides, into `out`."""
+def durations(draw, shared, i, scores, event_u, work, out):
+    """Durations of op `i` over the lanes, before scale, shift and overrides, into `out`."""
+    kind = draw.kind[i]
+    bits, node, weight = work.bits, work.node, work.weight
+    p = draw.table_of_op[i]
+    table = draw.table[draw.table_ptr[p] : draw.table_ptr[p + 1]]
     if kind == CONSTANT:
         out[:] = 0.0
         return
-    random_bits(key, counter, bits)
+    random_bits(draw.key[i], work.counter, bits)
     if kind == STEP:
         step_values(table, bits, out)
     elif kind == OCTAVE:
         octave_values(table, bits, node, weight, out)
     else:
-        octave_values(own_table, bits, node, weight, out)
+        own, loading, row, event = draw.own[i], draw.loading[i], draw.row[i], draw.event[i]
+        octave_values(shared.own_tables[draw.own_of[i]], bits, node, weight, out)
         for b in range(out.size):
             weight[b] = own * out[b]
         for level in range(loading.size):
             if loading[level] != 0.0:
-                shared = scores[row[level]]
+                score = scores[row[level]]
                 for b in range(out.size):
-                    weight[b] += loading[level] * shared[b]
+                    weight[b] += loading[level] * score[b]
         if kind == SCORE:
             score_values(table, weight, node, out)
         else:
-            score_values(phi, weight, node, out)
+            score_values(shared.phi, weight, node, out)
             if event >= 0:
-                split_event(event_u[event], event_p[event], out)
+                split_event(event_u[event], shared.event_p[event], out)
             if kind == EVENT:
                 octave_values_at(table, out, node, weight)
             else:
@@ -200,43 +204,41 @@ def split_event(event_u, p, u):
 
 
 @njit(cache=True)
-def shared_scores(
-    row_key, row_lane, row_stays, first_draw, draws_per_job, normal, bits, node, weight, out
-):
+def shared_scores(shared, first_draw, work, out):
     """Normal scores of every shared identity over the lanes; one that stays is drawn once a job."""
     counter = np.empty(out.shape[1], np.uint64)
-    for i in range(row_key.size):
-        counters(first_draw, draws_per_job if row_stays[i] else 1, row_lane[i], counter)
-        random_bits(row_key[i], counter, bits)
-        octave_values(normal, bits, node, weight, out[i])
+    for i in range(shared.row_key.size):
+        draws_each = shared.draws_per_job if shared.row_stays[i] else 1
+        counters(first_draw, draws_each, shared.row_lane[i], counter)
+        random_bits(shared.row_key[i], counter, work.bits)
+        octave_values(shared.own_tables[0], work.bits, work.node, work.weight, out[i])
 
 
 @njit(cache=True)
-def event_uniforms(
-    event_key, event_own, event_loading, event_row, scores, normal, phi, first_draw, replicas, bits, node,
-    weight, out,
-):  # fmt: skip
+def event_uniforms(shared, scores, first_draw, replicas, work, out):
     """One uniform a draw for each kind of event, the same in all its lanes; small where it strikes. An event
     that goes with shared scores has a normal score of its own, to which they are added."""
+    bits, node, weight = work.bits, work.node, work.weight
+    loading = shared.event_loading
     counter = np.empty(out.shape[1], np.uint64)
     counters(first_draw, 1, np.zeros(replicas, np.int32), counter)
-    for i in range(event_key.size):
-        random_bits(event_key[i], counter, bits)
-        if event_own[i] == 1.0:
+    for i in range(shared.event_key.size):
+        random_bits(shared.event_key[i], counter, bits)
+        if shared.event_own[i] == 1.0:
             for b in range(counter.size):
                 out[i, b] = np.float64(bits[b] >> _U(11)) * 2.0**-53
             continue
-        octave_values(normal, bits, node, weight, out[i])
+        octave_values(shared.own_tables[0], bits, node, weight, out[i])
         for b in range(counter.size):
-            weight[b] = event_own[i] * out[i, b]
-        for c in range(event_loading.shape[1]):
-            if event_loading[i, c] != 0.0:
-                shared = scores[event_row[i, c]]
+            weight[b] = shared.event_own[i] * out[i, b]
+        for c in range(loading.shape[1]):
+            if loading[i, c] != 0.0:
+                score = scores[shared.event_row[i, c]]
                 for b in range(counter.size):
-                    weight[b] += event_loading[i, c] * shared[b]
+                    weight[b] += loading[i, c] * score[b]
         for b in range(counter.size):
             weight[b] = -weight[b]
-        score_values(phi, weight, node, out[i])
+        score_values(shared.phi, weight, node, out[i])
 
 
 @njit(cache=True)
@@ -283,76 +285,52 @@ def override_lanes(replica, scale, shift, leader, duration):
 @njit(cache=True)
 def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
     """One block: finish times by op and lane, step times by draw."""
-    pred_ptr, pred, slot, is_sink, grouping, leaders, replica_of_op, component = graph
-    pool, kind, table_ptr, table, scale, shift, key, own, own_of, loading, row, event = draw
-    over_ptr, over_replica, over_scale, over_shift = override
-    (
-        row_key, row_lane, row_stays, event_key, event_p, event_own, event_loading, event_row, draws_per_job,
-        own_tables, phi,
-    ) = shared  # fmt: skip
+    slot, grouping, leaders, component = graph.slot, graph.grouping, graph.leaders, graph.component
     lanes = finish.shape[1]
-    alone = leaders[0]
-    replicas = alone.size
-    bits = np.empty(lanes, np.uint64)
-    node = np.empty(lanes, np.int32)
-    weight = np.empty(lanes)
-    duration = np.empty(lanes)
-    counter = np.empty(lanes, np.uint64)
-    counter_of = np.empty(1, np.int32)
-    scores = np.empty((row_key.size, lanes))
-    shared_scores(
-        row_key,
-        row_lane,
-        row_stays,
-        first_draw,
-        draws_per_job,
-        own_tables[0],
-        bits,
-        node,
-        weight,
-        scores,
-    )
-    event_u = np.empty((event_key.size, lanes))
-    event_uniforms(
-        event_key, event_own, event_loading, event_row, scores, own_tables[0], phi, first_draw, replicas,
-        bits, node, weight, event_u,
+    replicas = leaders.shape[1]
+    work = Scratch(
+        np.empty(lanes, np.uint64), np.empty(lanes, np.int32), np.empty(lanes), np.empty(lanes, np.uint64)
     )  # fmt: skip
+    duration = np.empty(lanes)
+    counter_of = np.empty(1, np.int32)
+    scores = np.empty((shared.row_key.size, lanes))
+    shared_scores(shared, first_draw, work, scores)
+    event_u = np.empty((shared.event_key.size, lanes))
+    event_uniforms(shared, scores, first_draw, replicas, work, event_u)
     current = -1
     for i in range(slot.size):
         leader = leaders[grouping[i]]
         # lanes of a template count replicas; an op of an unrolled graph carries its own number
-        wanted = grouping[i] if replicas > 1 else -2 - replica_of_op[i]
+        wanted = grouping[i] if replicas > 1 else -2 - graph.replica[i]
         if wanted != current:
             if replicas > 1:
-                counters(first_draw, 1, leader, counter)
+                counters(first_draw, 1, leader, work.counter)
             else:
-                counter_of[0] = replica_of_op[i]
-                counters(first_draw, 1, counter_of, counter)
+                counter_of[0] = graph.replica[i]
+                counters(first_draw, 1, counter_of, work.counter)
             current = wanted
         begin = finish[slot[i]]
-        latest(finish, pred[pred_ptr[i] : pred_ptr[i + 1]], slot, slot[i], begin)
+        before = graph.pred[graph.pred_ptr[i] : graph.pred_ptr[i + 1]]
+        latest(finish, before, slot, slot[i], begin)
         if grouping[i] > 0:
             join_replicas(leader, begin, duration)
-        p = pool[i]
-        durations(
-            kind[i], table[table_ptr[p] : table_ptr[p + 1]], key[i], own[i],
-            own_tables[own_of[i]], loading[i], row[i], event[i], scores, event_u, event_p, phi, counter, bits, node,
-            weight, duration,
-        )  # fmt: skip
-        factor, constant = scale[i], shift[i]
-        if over_ptr[i + 1] > over_ptr[i]:
+        durations(draw, shared, i, scores, event_u, work, duration)
+        factor, constant = draw.scale[i], draw.shift[i]
+        if override.ptr[i + 1] > override.ptr[i]:
             for b in range(lanes):
                 duration[b] = constant + factor * duration[b]
             factor, constant = 1.0, 0.0
-            a, z = over_ptr[i], over_ptr[i + 1]
-            override_lanes(over_replica[a:z], over_scale[a:z], over_shift[a:z], leader, duration)
+            a, z = override.ptr[i], override.ptr[i + 1]
+            override_lanes(
+                override.replica[a:z], override.scale[a:z], override.shift[a:z], leader, duration
+            )
         for b in range(lanes):
             begin[b] += constant + factor * duration[b]
         if busy.size:
             for b in range(lanes):
                 if leader[b % replicas] == b % replicas:  # one transfer for all that it joins
                     busy[b // replicas, component[i]] += constant + factor * duration[b]
-        if is_sink[i]:
+        if graph.is_sink[i]:
             for b in range(lanes):
                 step_time[b // replicas] = max(step_time[b // replicas], begin[b])
 
@@ -360,38 +338,36 @@ def forward(graph, draw, override, shared, first_draw, finish, busy, step_time):
 @njit(cache=True)
 def walk_back(graph, finish, lane, critical, exposed):
     """Follow the longest path of one draw from its end: who was waited for. Ties go to the first."""
-    pred_ptr, pred, slot, is_sink, grouping, leaders, _replica_of_op, component = graph
-    replicas = leaders[0].size
+    leaders = graph.leaders
+    replicas = leaders.shape[1]
     op, at, best = -1, -1, -1.0
-    for i in range(slot.size):
-        if is_sink[i]:
+    for i in range(graph.slot.size):
+        if graph.is_sink[i]:
             for r in range(replicas):
                 if finish[i, lane + r] > best:
                     op, at, best = i, r, finish[i, lane + r]
     while op >= 0:
-        leader = leaders[grouping[op]]
+        leader = leaders[graph.grouping[op]]
         next_op, next_at, ready = -1, -1, 0.0
         for r in range(replicas):
             if leader[r] == leader[at]:
-                for e in range(pred_ptr[op], pred_ptr[op + 1]):
-                    ended = finish[pred[e], lane + r]
+                for e in range(graph.pred_ptr[op], graph.pred_ptr[op + 1]):
+                    ended = finish[graph.pred[e], lane + r]
                     if next_op < 0 or ended > ready:
-                        next_op, next_at, ready = pred[e], r, ended
+                        next_op, next_at, ready = graph.pred[e], r, ended
         critical[op] += 1
-        exposed[component[op]] += finish[op, lane + at] - ready
+        exposed[graph.component[op]] += finish[op, lane + at] - ready
         op, at = next_op, next_at
 
 
 @njit(cache=True, nogil=True)
 def simulate(graph, draw, override, shared, n_slots, first_draw, block, chosen, outputs):
-    """Fill ``step_time (draw,)`` and what else has a size in `outputs`, a block of draws at a time:
-    ``finish (chosen, draw)``, ``critical (op,)``, ``exposed`` and ``busy (draw, component)``.
+    """Fill the arrays of `outputs` that have elements, a block of draws at a time.
 
     Runs without the interpreter's lock: several threads fill several ranges of draws.
     """
-    step_time, finish_out, critical, exposed, busy = outputs
-    slot, leaders = graph[2], graph[5]
-    replicas = leaders.shape[1]
+    step_time, finish_out, busy = outputs.step_time, outputs.finish, outputs.busy
+    replicas = graph.leaders.shape[1]
     step_time[:] = 0.0
     for lo in range(0, step_time.size, block):
         width = min(block, step_time.size - lo)
@@ -402,10 +378,10 @@ def simulate(graph, draw, override, shared, n_slots, first_draw, block, chosen, 
             step_time[lo : lo + width],
         )  # fmt: skip
         for c in range(chosen.size):
-            row = finish[slot[chosen[c]]]
+            row = finish[graph.slot[chosen[c]]]
             for b in range(width * replicas):
                 d = lo + b // replicas
                 finish_out[c, d] = max(finish_out[c, d], row[b])
-        if critical.size:
+        if outputs.critical.size:
             for d in range(width):
-                walk_back(graph, finish, d * replicas, critical, exposed[lo + d])
+                walk_back(graph, finish, d * replicas, outputs.critical, outputs.exposed[lo + d])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import norm
@@ -12,6 +11,7 @@ from scipy.stats import norm
 from prism.model.coupling import LEVELS, Coupling, Loading
 from prism.model.dag import WorkloadDAG
 from prism.model.engine import kernels
+from prism.model.engine.arrays import Arrays, Draw, Graph, Override, SharedScores
 from prism.model.pools import DurationPool, Empirical, Lowered, MaxOf, lower
 from prism.model.signature import ROLES, stable_hash
 from prism.model.step_model import StepModel
@@ -27,24 +27,15 @@ def _largest_of(width: int) -> np.ndarray:
     return np.concatenate([norm.ppf(v ** (1 / width)), norm.isf(upper)])
 
 
-class Arrays(NamedTuple):
-    """Arguments of `_engine.simulate` up to the range of draws."""
-
-    graph: tuple
-    draw: tuple
-    override: tuple
-    shared: tuple
-
-
 def lower_model(model: StepModel, *, seed: int, draws_per_job: int, keep: bool) -> Arrays:
     """Arrays of a model. With `keep`, every op has a row of finish times of its own."""
     dag = model.dag
-    rows = _SharedScores(dag, model.coupling, seed)
+    rows = _Scores(dag, model.coupling, seed)
     draw = _draw_arrays(model, rows, seed)
     own_slots = np.arange(dag.n_ops, dtype=np.int32)
     slot, _, is_sink = dag.slots
     alone = dag.lanes == 1
-    graph = (
+    graph = Graph(
         dag.pred_ptr,
         dag.pred,
         own_slots if keep else slot,
@@ -60,14 +51,16 @@ def lower_model(model: StepModel, *, seed: int, draws_per_job: int, keep: bool) 
 def fingerprint(model: StepModel, *, seed: int) -> str:
     """A hash of all that draws depend on: models with equal ones have equal draws."""
     arrays = lower_model(model, seed=seed, draws_per_job=1, keep=False)
-    index, kind, ptr, table, *rest = arrays.draw
+    draw = arrays.draw
     # tables by what they hold: equal models may number them in another order
     held = [
-        hashlib.blake2b(t.tobytes(), digest_size=8).digest() for t in np.split(table, ptr[1:-1])
+        hashlib.blake2b(t.tobytes(), digest_size=8).digest()
+        for t in np.split(draw.table, draw.table_ptr[1:-1])
     ]
-    tables = np.array([int.from_bytes(h, "little") for h in held], np.uint64)[index]
+    tables = np.array([int.from_bytes(h, "little") for h in held], np.uint64)[draw.table_of_op]
+    others = draw._replace(table_of_op=tables, table_ptr=np.empty(0), table=np.empty(0))
     digest = hashlib.blake2b(digest_size=16)
-    for part in (*arrays.graph, tables, kind, *rest, *arrays.override, *arrays.shared):
+    for part in (*arrays.graph, *others, *arrays.override, *arrays.shared):
         array = np.ascontiguousarray(part)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.tobytes())
@@ -86,7 +79,7 @@ def component_of_op(dag: WorkloadDAG) -> np.ndarray:
     return roles[dag.signature]
 
 
-def _draw_arrays(model: StepModel, rows: _SharedScores, seed: int) -> tuple:
+def _draw_arrays(model: StepModel, rows: _Scores, seed: int) -> Draw:
     dag = model.dag
     pools, pool_of_op = model.distinct_pools
     lowered = [lower(p) for p in pools]
@@ -97,7 +90,7 @@ def _draw_arrays(model: StepModel, rows: _SharedScores, seed: int) -> tuple:
     table_of_form = [tables.add(lowered[f // 4], bool(f & 2), bool(f & 1)) for f in distinct]
     index = np.array(table_of_form, np.int32)[form_of_op]
     kind, table_ptr, table = tables.arrays()
-    return (
+    return Draw(
         index,
         kind[index],
         table_ptr,
@@ -164,7 +157,7 @@ def _table(base: DurationPool, kind: int) -> np.ndarray:
     return np.maximum(values, 0.0)
 
 
-def _override_arrays(model: StepModel) -> tuple:
+def _override_arrays(model: StepModel) -> Override:
     """Overrides of single replicas, by op: replica, and the map of the op's own duration."""
     per_op: dict[int, list[tuple[int, float, float]]] = {}
     for (op, lane), pool in sorted(model.overrides.items(), key=lambda item: item[0]):
@@ -176,7 +169,7 @@ def _override_arrays(model: StepModel) -> tuple:
     for op, entries in per_op.items():
         counts[op] = len(entries)
     flat = [e for _, entries in sorted(per_op.items()) for e in entries]
-    return (
+    return Override(
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         np.array([e[0] for e in flat], np.int32),
         np.array([e[1] for e in flat], np.float64),
@@ -184,7 +177,7 @@ def _override_arrays(model: StepModel) -> tuple:
     )
 
 
-class _SharedScores:
+class _Scores:
     """Shared scores of a model: the distinct ones, and which of them each op loads how much."""
 
     def __init__(self, dag: WorkloadDAG, coupling: Coupling, seed: int) -> None:
@@ -292,10 +285,10 @@ class _SharedScores:
             self._stays.append(stays)
         return self._keys[distinct]
 
-    def arrays(self, draws_per_job: int) -> tuple:
+    def arrays(self, draws_per_job: int) -> SharedScores:
         keys = [stable_hash("score", self.seed, *k[:-1]) for k in self._keys]
         events = [stable_hash("event", self.seed, name) for name in self.event_names]
-        return (
+        return SharedScores(
             np.array(keys, np.uint64),
             np.array(self._lanes, np.int32).reshape(-1, self.dag.lanes),
             np.array(self._stays, bool),

@@ -16,7 +16,8 @@ from prism.base.runner import cores
 from prism.model import _graph_loops
 from prism.model.dag import WorkloadDAG
 from prism.model.engine import kernels
-from prism.model.engine.lowering import Arrays, component_of_op, lanes_per_block, lower_model
+from prism.model.engine.arrays import Arrays, Outputs
+from prism.model.engine.lowering import component_of_op, lanes_per_block, lower_model
 from prism.model.signature import ROLES
 from prism.model.step_model import StepModel
 
@@ -115,7 +116,7 @@ def _run(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Run the engine over ranges of draws, so that it can be spread, watched and interrupted."""
     keep = bool(paths or chosen.size)
-    block = lanes_per_block(dag, keep=keep, rows=len(arrays.shared[0]))
+    block = lanes_per_block(dag, keep=keep, rows=arrays.shared.row_key.size)
     n_slots = dag.n_ops if keep else dag.slots[1]
     found = {
         "step_time": np.empty(total),
@@ -130,7 +131,7 @@ def _run(
         critical = np.zeros_like(found["critical"])
         # contiguous whatever was asked for, so that the engine is compiled for one form only
         finish = np.zeros((chosen.size, n))
-        outputs = (
+        outputs = Outputs(
             found["step_time"][part], finish, critical, found["exposed"][part], found["busy"][part],
         )  # fmt: skip
         kernels.simulate(*arrays, n_slots, first, block, chosen, outputs)
