@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import xarray as xr
 from scipy import stats
 
-from prism.base import schema
 from prism.model.dag import WorkloadDAG
 from prism.model.dag_builder import DagBuilder
-from prism.model.engine.montecarlo import propagate
 from prism.model.signature import Signature
+from prism.traces import MeasuredSteps
 
 COMPUTE = {"step": 0.35, "rank": 0.3, "microbatch": 0.75}
 TRANSFER = {"step": 0.5}
@@ -58,7 +56,7 @@ def pipeline(stages: int = 3, replicas: int = 3, microbatches: int = 4) -> Workl
     return b.build([0] * (stages * replicas))
 
 
-def record(dag: WorkloadDAG, steps: int, seed: int, *, coupled: bool) -> xr.Dataset:
+def record(dag: WorkloadDAG, steps: int, seed: int, *, coupled: bool) -> MeasuredSteps:
     """Steps of the process: LogNormal compute, heavy transfers, gaps, and rare joint slow reductions."""
     rng = np.random.default_rng(seed)
     kind = np.array([s.op for s in dag.signatures])[dag.signature]
@@ -95,15 +93,4 @@ def record(dag: WorkloadDAG, steps: int, seed: int, *, coupled: bool) -> xr.Data
     duration = np.empty_like(u)
     for name, ppf in quantile.items():
         duration[kind == name] = ppf(u[kind == name])
-    _, finish = propagate(dag, duration)
-    return schema.dataset(
-        {
-            "duration": (("step", "op"), duration.T),
-            "gap": (("step", "op"), np.zeros_like(duration.T)),
-            "step_time": ("step", finish.max(axis=0)),
-        },
-        coords={"step": np.arange(steps)},
-        made_by="tests.processes",
-        source="synthetic",
-        seed=seed,
-    )
+    return MeasuredSteps.from_arrays(dag, duration, made_by="tests.processes", seed=seed)

@@ -9,7 +9,6 @@ from processes import COMPUTE, EVENT, TRANSFER, pipeline, record
 from scipy import stats
 
 from prism import traces
-from prism.base import schema
 from prism.base import stats as estimates
 from prism.model.coupling import Coupling, Loading
 from prism.model.dag_builder import DagBuilder
@@ -18,6 +17,7 @@ from prism.model.engine.montecarlo import simulate
 from prism.model.pools import Empirical, Fixed, Gamma, LogNormal, MaxOf, Normal, Scaled
 from prism.model.signature import PoolKey, Signature
 from prism.model.step_model import StepModel
+from prism.traces import MeasuredSteps
 from prism.traces.fitting import joint_events
 
 FOUR = {"step": 0.4, "node": -0.3, "rank": Loading(0.3, 0.4), "microbatch": 0.5}
@@ -257,7 +257,7 @@ def process():
 def test_planted_loadings_are_recovered(process):
     """Within 4.5 of their own standard errors, and those are not so wide as to say nothing."""
     observed = record(process, 400, 1, coupled=True)
-    fit = traces.fit_coupling(process, observed, traces.fit_pools(process, observed))
+    fit = traces.fit_coupling(observed, traces.fit_pools(observed))
     planted = {"forward": COMPUTE, "backward": COMPUTE, "send": TRANSFER, "gap": TRANSFER}
     for kind, loadings in planted.items():
         for level in ("step", "rank", "microbatch"):
@@ -273,7 +273,7 @@ def test_planted_loadings_are_recovered(process):
 
 def test_no_dependence_is_not_invented_negative_control(process):
     observed = record(process, 400, 2, coupled=False)
-    fit = traces.fit_coupling(process, observed, traces.fit_pools(process, observed))
+    fit = traces.fit_coupling(observed, traces.fit_pools(observed))
     assert not fit.coupling.events
     for levels in fit.coupling.loadings.values():
         assert sum(v.share for v in levels.values()) < 0.1
@@ -288,18 +288,14 @@ def test_persistent_ranks_are_told_apart():
     dag = b.build(range(12))
     rng = np.random.default_rng(3)
     z = 0.8 * rng.standard_normal(12)[dag.rank, None] + 0.6 * rng.standard_normal((dag.n_ops, 200))
-    observed = schema.dataset(
-        {"duration": (("step", "op"), np.exp(0.1 * z).T), "gap": (("step", "op"), 0 * z.T),
-         "step_time": ("step", np.exp(0.1 * z).max(axis=0))},
-        made_by="test", source="synthetic",
-    )  # fmt: skip
-    every = traces.fit_pools(dag, observed)
+    observed = MeasuredSteps.from_arrays(dag, np.exp(0.1 * z))
+    every = traces.fit_pools(observed)
     fleet_wide = {k: p for k, p in every.items() if k == k.fleet}
-    found = traces.fit_coupling(dag, observed, fleet_wide).coupling.loadings["op"]["rank"]
+    found = traces.fit_coupling(observed, fleet_wide).coupling.loadings["op"]["rank"]
     # one draw of 12 speeds: the share is that of this draw
     assert found.persistent**2 == pytest.approx(0.64, abs=0.15)
     assert found.transient**2 < 0.02
-    own = traces.fit_coupling(dag, observed, every).coupling.loadings["op"]
+    own = traces.fit_coupling(observed, every).coupling.loadings["op"]
     assert own.get("rank", Loading()).share < 0.02
 
 
@@ -312,8 +308,8 @@ def test_held_out_steps_are_predicted(process, coupled):
     for seed in range(4):
         for n in distance:
             every = record(process, n + 1000, 10 + seed, coupled=coupled)
-            train, test = every.isel(step=slice(0, n)), every.step_time.values[n:]
-            model = traces.fit_model(process, train)
+            train, test = every.select(slice(0, n)), every.step_time.values[n:]
+            model = traces.fit_model(train)
             predicted = simulate(model, 4000, seed=seed).step_time
             distance[n].append(estimates.ks_distance(predicted, test))
             if n == 40:
@@ -396,8 +392,8 @@ def test_overrides_of_lanes_and_of_whole_ops_combine():
 def test_few_steps_are_refused(process):
     observed = record(process, 19, 1, coupled=False)
     with pytest.raises(ValueError, match="at least 20 steps for 10 jackknife blocks, got 19"):
-        traces.fit_coupling(process, observed, {})
-    assert traces.fit_model(process, observed).coupling.is_independent
+        traces.fit_coupling(observed, {})
+    assert traces.fit_model(observed).coupling.is_independent
 
 
 def test_engine_is_compiled_once():
@@ -422,17 +418,13 @@ def chain_of(kinds: int, r: float, n: int = 1000):
     duration = np.exp(
         0.2 * (np.sqrt(r) * shared + np.sqrt(1 - r) * rng.standard_normal((kinds, n)))
     )
-    return dag, schema.dataset(
-        {"duration": (("step", "op"), duration.T), "gap": (("step", "op"), 0 * duration.T),
-         "step_time": ("step", duration.sum(axis=0))},
-        coords={"step": np.arange(n)}, made_by="tests", source="synthetic",
-    )  # fmt: skip
+    return MeasuredSteps.from_arrays(dag, duration)
 
 
 @pytest.mark.parametrize("kinds", [2, 3, 8])
 def test_correlation_between_single_ops_of_different_kinds_is_recovered(kinds):
-    dag, observed = chain_of(kinds, 0.9)
-    model = traces.fit_model(dag, observed)
+    observed = chain_of(kinds, 0.9)
+    model = traces.fit_model(observed)
     shares = [levels["step"].share for levels in model.coupling.loadings.values()]
     assert np.allclose(shares, 0.9, atol=0.03)
     times = simulate(model, 4000).step_time
@@ -442,7 +434,7 @@ def test_correlation_between_single_ops_of_different_kinds_is_recovered(kinds):
 def test_microbatches_of_a_single_stage_are_recovered():
     """Pure data parallelism: no two forwards of a rank share a microbatch, a forward and a backward do."""
     dag = pipeline(stages=1)
-    model = traces.fit_model(dag, record(dag, 400, 1, coupled=True))
+    model = traces.fit_model(record(dag, 400, 1, coupled=True))
     for kind in ("forward", "backward"):
         loadings = model.coupling.loadings[kind]
         assert loadings["microbatch"].transient == pytest.approx(COMPUTE["microbatch"], abs=0.06)
@@ -481,9 +473,11 @@ def pool_quantile(pool: LogNormal, q: float) -> float:
 
 
 def test_an_event_with_the_score_of_its_own_class_is_refused():
-    dag, observed = chain_of(2, 0.5, n=40)
+    observed = chain_of(2, 0.5, n=40)
     model = StepModel(
-        dag, traces.fit_pools(dag, observed), Coupling({}, {"k0": 0.1}, {"k0": {"compute": 0.5}})
+        observed.dag,
+        traces.fit_pools(observed),
+        Coupling({}, {"k0": 0.1}, {"k0": {"compute": 0.5}}),
     )
     with pytest.raises(
         ValueError, match="goes with the step score of compute, which is its own class"

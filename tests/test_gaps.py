@@ -11,21 +11,12 @@ from hypothesis import strategies as st
 from processes import pipeline, record
 
 from prism import simulate, traces
-from prism.base import schema, stats
+from prism.base import stats
 from prism.model.dag_builder import DagBuilder
 from prism.model.engine.montecarlo import propagate
 from prism.model.signature import Signature
+from prism.traces import MeasuredSteps
 from prism.traces.fitting import gaps
-
-
-def observed_of(dag, duration, gap):
-    """Steps with given durations and gaps, (op, step)."""
-    _, finish = propagate(dag, duration, gap)
-    return schema.dataset(
-        {"duration": (("step", "op"), duration.T), "gap": (("step", "op"), gap.T),
-         "step_time": ("step", finish.max(axis=0))},
-        coords={"step": np.arange(duration.shape[1])}, made_by="tests", source="synthetic",
-    )  # fmt: skip
 
 
 @settings(max_examples=30, deadline=None)
@@ -39,15 +30,13 @@ def test_effective_gaps_leave_step_times_as_they_are_invariant(seed):
     dag = b.build([0, 0, 0])
     duration = rng.gamma(2, 1, (40, 5))
     gap = rng.gamma(1, 1, (40, 5)) * (rng.random((40, 5)) < 0.5)
-    observed = observed_of(dag, duration, gap)
-    effective = gaps.effective_gaps(dag, observed).T
+    observed = MeasuredSteps.from_arrays(dag, duration, gap)
+    effective = observed.effective_gaps.T
     assert np.all(effective <= gap + 1e-12)
     assert np.allclose(propagate(dag, duration, effective)[1].max(axis=0), observed.step_time)
-    wide, again = gaps.add_gaps(
-        dag, observed, {"k0": "effective", "k1": "whole", "k2": "effective"}
-    )
-    assert np.allclose(traces.replay(again, wide, gaps=False).replayed, observed.step_time)
-    back = gaps.remove_gaps(wide)
+    again = observed.with_gaps({"k0": "effective", "k1": "whole", "k2": "effective"})
+    assert np.allclose(traces.replay(again, gaps=False).replayed, observed.step_time)
+    back = traces.remove_gaps(again.dag)
     for field in ("pred_ptr", "pred", "signature", "key", "member", "rank"):
         assert np.array_equal(getattr(back, field), getattr(dag, field)), field
     assert back.signatures == dag.signatures
@@ -67,11 +56,11 @@ def test_waiting_in_the_shadow_is_no_gap_and_delay_is():
     duration = np.array([[10.0, 10.0], [1.0, 1.0], [1.0, 1.0]])
     # the short branch idles 5 s before it starts, which delays nothing; the join is launched 2 s late
     gap = np.array([[0.0, 0.0], [5.0, 6.0], [2.0, 3.0]])
-    observed = observed_of(dag, duration, gap)
+    observed = MeasuredSteps.from_arrays(dag, duration, gap)
     # had it idled 4 s (3 s) less, it could still have been that much later: 1 s (3 s) is not explained
-    assert gaps.effective_gaps(dag, observed).tolist() == [[0.0, 1.0, 2.0], [0.0, 3.0, 3.0]]
-    assert list(gaps.kept_kinds(dag, observed)) == ["join"]
-    shifts = gaps.gap_shifts(dag, observed)
+    assert observed.effective_gaps.tolist() == [[0.0, 1.0, 2.0], [0.0, 3.0, 3.0]]
+    assert list(gaps.kept_kinds(observed)) == ["join"]
+    shifts = gaps.gap_shifts(observed)
     assert shifts["short"] == 0.0 and shifts["join"] == pytest.approx(2.5 / 13.5)
 
 
@@ -85,24 +74,24 @@ def test_gaps_that_hide_each_other_are_kept():
     duration = np.full((5, 40), 10.0)
     gap = np.zeros_like(duration)
     gap[:4] = 2 * rng.random(40)
-    observed = observed_of(dag, duration, gap)
-    assert max(gaps.gap_shifts(dag, observed).values()) == 0.0
-    kept = gaps.kept_kinds(dag, observed)
+    observed = MeasuredSteps.from_arrays(dag, duration, gap)
+    assert max(gaps.gap_shifts(observed).values()) == 0.0
+    kept = gaps.kept_kinds(observed)
     assert len(kept) >= 1
-    wide, steps = gaps.add_gaps(dag, observed, dict.fromkeys(kept, "effective"))
-    assert np.allclose(traces.replay(steps, wide, gaps=False).relative_error, 0, atol=1e-9)
+    steps = observed.with_gaps(dict.fromkeys(kept, "effective"))
+    assert np.allclose(traces.replay(steps, gaps=False).relative_error, 0, atol=1e-9)
 
 
 def test_gaps_of_unknown_kinds_are_refused():
     dag = two_branches()
-    observed = observed_of(dag, np.ones((3, 4)), np.ones((3, 4)))
+    observed = MeasuredSteps.from_arrays(dag, np.ones((3, 4)), np.ones((3, 4)))
     for wrong in ({"long": "half"}, {"longer": "whole"}):
         with pytest.raises(ValueError, match="give kinds of op of the graph, effective or whole"):
-            gaps.add_gaps(dag, observed, wrong)
-    spoilt = observed.copy(deep=True)
+            observed.with_gaps(wrong)
+    spoilt = observed.steps.copy(deep=True)
     spoilt["gap"][1, 1] = np.nan
     with pytest.raises(ValueError, match="gap: 1 of 12 durations is negative, NaN or infinite"):
-        traces.fit_model(dag, spoilt)
+        MeasuredSteps(dag, spoilt)
 
 
 def hidden_gaps(dag, observed, rng):
@@ -118,14 +107,14 @@ def hidden_gaps(dag, observed, rng):
             for s in dag.signatures
         ),
     )
-    bare = gaps.remove_gaps(named)
+    bare = traces.remove_gaps(named)
     kept = np.flatnonzero(~is_gap)
     duration = observed.duration.values[:, kept].T
     gap = np.zeros_like(duration)
     place = {int(op): i for i, op in enumerate(kept)}
     for before, op in follows.items():
         gap[place[op]] = observed.duration.values[:, before]
-    return bare, observed_of(bare, duration, gap)
+    return MeasuredSteps.from_arrays(bare, duration, gap)
 
 
 def test_planted_gaps_are_kept_and_predicted_against_theory():
@@ -134,13 +123,13 @@ def test_planted_gaps_are_kept_and_predicted_against_theory():
     rng = np.random.default_rng(0)
     distances = {"with": [], "without": []}
     for seed in range(3):
-        bare, train = hidden_gaps(process, record(process, 200, seed, coupled=True), rng)
-        _, test = hidden_gaps(process, record(process, 1000, 100 + seed, coupled=True), rng)
+        train = hidden_gaps(process, record(process, 200, seed, coupled=True), rng)
+        test = hidden_gaps(process, record(process, 1000, 100 + seed, coupled=True), rng)
         # they wait for nothing, so they have to be drawn whole
-        assert traces.choose_gaps(bare, train) == {"forward": "whole"}
-        with_gaps = traces.fit_model(bare, train)
-        no_gaps = train.assign(gap=train["gap"] * 0)
-        without = traces.fit_model(bare, no_gaps)
+        assert traces.choose_gaps(train) == {"forward": "whole"}
+        with_gaps = traces.fit_model(train)
+        no_gaps = MeasuredSteps(train.dag, train.steps.assign(gap=train.gap * 0))
+        without = traces.fit_model(no_gaps)
         for name, model in (("with", with_gaps), ("without", without)):
             x = simulate(model, 4000, seed=seed).step_time
             distances[name].append(stats.ks_distance(x, test.step_time))
@@ -152,9 +141,8 @@ def test_real_traces_keep_what_the_research_found(straggler_trace):
     """ST: forwards, their transfers, reduce-scatter and all-gather; SE: forwards and their transfers. In SE
     the layernorm all-reduce idles a second on average, and matters by 0.02 %: it waits."""
     trace = traces.read_trace(straggler_trace)
-    graph = traces.build_graph(trace)
-    observed = traces.observe(trace, graph)
-    kept = set(gaps.kept_kinds(graph.dag, observed))
+    observed = traces.measure_steps(trace)
+    kept = set(gaps.kept_kinds(observed))
     both = {"forward-compute", "forward-send-recv"}
     more = (
         {"grads-reduce-scatter", "params-all-gather"}
@@ -162,12 +150,12 @@ def test_real_traces_keep_what_the_research_found(straggler_trace):
         else set()
     )
     assert kept == both | more
-    chosen = traces.choose_gaps(graph.dag, observed)
+    chosen = traces.choose_gaps(observed)
     assert chosen["forward-send-recv"] == "effective"
-    dag, steps = gaps.add_gaps(graph.dag, observed, chosen)
-    error = traces.replay(steps, dag, gaps=False).relative_error
+    steps = observed.with_gaps(chosen)
+    error = traces.replay(steps, gaps=False).relative_error
     assert np.max(np.abs(error)) < 0.005
-    model = traces.fit_model(graph.dag, observed)
+    model = traces.fit_model(observed)
     x = simulate(model, 4000).step_time
     # accepted at the 5 % level of a one-sample test
-    assert stats.ks_distance(x, observed.step_time) < 1.36 / np.sqrt(observed.sizes["step"])
+    assert stats.ks_distance(x, observed.step_time) < 1.36 / np.sqrt(observed.n_steps)

@@ -17,14 +17,13 @@ CONDITIONS = ("steady", "slow-rank", "background")
 
 @pytest.fixture(scope="module")
 def halves(root):
-    """By condition: graph, steps fitted to, steps left out."""
+    """By condition: steps fitted to, steps left out."""
     out = {}
     for condition in CONDITIONS:
         trace = prism.read_trace(root / "inputs/training" / condition)
-        graph = traces.build_graph(trace)
-        observed = traces.observe(trace, graph)
-        half = np.arange(observed.sizes["step"]) // BLOCK % 2
-        out[condition] = graph.dag, *(observed.isel(step=half == i) for i in (0, 1))
+        observed = traces.measure_steps(trace)
+        half = np.arange(observed.n_steps) // BLOCK % 2
+        out[condition] = tuple(observed.select(half == i) for i in (0, 1))
     return out
 
 
@@ -32,13 +31,13 @@ def halves(root):
 def predictions(halves):
     """By condition: model, independent draws of its pools, and the steps left out, s."""
     out = {}
-    for condition, (dag, fitted, left) in halves.items():
-        model = traces.fit_model(dag, fitted)
+    for condition, (fitted, left) in halves.items():
+        model = traces.fit_model(fitted)
         alone = model.replace(coupling=prism.Coupling.independent())
         out[condition] = (
             simulate(model, 10_000)["step_time"].values,
             simulate(alone, 10_000)["step_time"].values,
-            left["step_time"].values,
+            left.step_time.values,
         )
     return out
 
@@ -46,9 +45,9 @@ def predictions(halves):
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_the_graph_explains_the_steps(halves, condition):
     """Without idle gaps, half of the steps to 0.2 %; a rank that wakes late after a collective costs a few more."""
-    dag, fitted, _ = halves[condition]
-    assert fitted.sizes["step"] == 1000
-    error = np.abs(traces.replay(fitted, dag, gaps=False)["relative_error"].values)
+    fitted, _ = halves[condition]
+    assert fitted.n_steps == 1000
+    error = np.abs(traces.replay(fitted, gaps=False)["relative_error"].values)
     assert np.median(error) < 0.002
     assert np.quantile(error, 0.9) < 0.05
 
@@ -81,9 +80,10 @@ def test_the_slowed_rank_computes_twice_as_long(halves):
     """The recording holds what it says it holds."""
     means = {}
     for condition in ("steady", "slow-rank"):
-        dag, fitted, _ = halves[condition]
+        fitted, _ = halves[condition]
+        dag = fitted.dag
         name = np.array([s.op for s in dag.signatures])[dag.signature]
-        took = fitted["duration"].mean("step").values
+        took = fitted.duration.mean("step").values
         means[condition] = [took[(name == "forward") & (dag.rank == r)].mean() for r in (0, 1)]
     first, second = np.array(means["slow-rank"]) / np.array(means["steady"])
     assert 0.8 < first < 1.2

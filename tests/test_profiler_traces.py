@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from kineto_files import collective, event, kernel, launch, step, two_ranks, write
 
 import prism
-from prism.traces import TraceError, TraceWarning, build_graph, observe, read_trace, replay
+from prism.traces import (
+    MeasuredSteps,
+    TraceError,
+    TraceWarning,
+    build_graph,
+    observe,
+    read_trace,
+    replay,
+)
 
 DLRM = "traces/param_dlrm_8rank"
 
@@ -41,8 +49,8 @@ def test_replay_returns_measured_step_times(prism_data, name):
     assert trace.sizes["step"] == steps
     graph = build_graph(trace)
     observed = observe(trace, graph)
-    assert np.max(np.abs(replay(observed, graph.dag).relative_error)) < 0.001
-    assert np.max(np.abs(replay(observed, graph.dag, gaps=False).relative_error)) < without
+    assert np.max(np.abs(replay(observed).relative_error)) < 0.001
+    assert np.max(np.abs(replay(observed, gaps=False).relative_error)) < without
 
 
 def test_replay_of_a_trace_that_lacks_kernels_says_what_it_lacks(prism_data):
@@ -54,8 +62,8 @@ def test_replay_of_a_trace_that_lacks_kernels_says_what_it_lacks(prism_data):
     )
     graph = build_graph(trace)
     observed = observe(trace, graph)
-    assert np.max(np.abs(replay(observed, graph.dag).relative_error)) < 0.001
-    assert np.all(replay(observed, graph.dag, gaps=False).relative_error < -0.5)
+    assert np.max(np.abs(replay(observed).relative_error)) < 0.001
+    assert np.all(replay(observed, gaps=False).relative_error < -0.5)
 
 
 @pytest.mark.filterwarnings("ignore::prism.traces.TraceWarning")
@@ -68,7 +76,7 @@ def test_dlrm_collectives_join_as_published(prism_data):
     assert (names == "all_to_all").sum() == 5 and (names == "all_reduce").sum() == 3
     graph = build_graph(trace)
     observed = observe(trace, graph)
-    facts = json.loads(observed.attrs["provenance"])
+    facts = observed.provenance
     assert facts["end_spread_max"] <= 7.5e-6 and facts["clock_skew_ns"] == [0] * 8
     first = graph.op_of_record[np.flatnonzero(joined & (trace["seq"].values == 0))[0]]
     assert 8e-6 < float(observed.duration[0, first]) < 12e-6
@@ -99,15 +107,15 @@ def test_two_ranks_against_known_times(tmp_path):
     assert np.allclose(observed.duration[:, reduce[0]], 20e-6)
     assert np.allclose(observed.step_time, 200e-6)
     # the slower rank's compute carries the step: one more microsecond there is one more in the end
-    longer = observed.copy(deep=True)
+    longer = observed.steps.copy(deep=True)
     forward = [
         op
         for op in range(graph.dag.n_ops)
         if graph.dag.signatures[graph.dag.signature[op]].op == "forward" and graph.dag.rank[op] == 1
     ]
     longer["duration"][:, forward] += 300e-6
-    moved = replay(longer, graph.dag, gaps=False).replayed
-    before = replay(observed, graph.dag, gaps=False).replayed
+    moved = replay(MeasuredSteps(graph.dag, longer), gaps=False).replayed
+    before = replay(observed, gaps=False).replayed
     assert np.all(moved > before + 150e-6)
 
 
@@ -188,11 +196,11 @@ def test_sends_and_receives_of_nccl_are_one_transfer_each(tmp_path, stages):
              if graph.dag.signatures[graph.dag.signature[op]].role == "pp"]  # fmt: skip
     assert len(links) == stages - 1
     assert np.allclose(observed.duration[:, links], 15e-6)
-    longer = observed.copy(deep=True)
+    longer = observed.steps.copy(deep=True)
     first = [op for op in range(graph.dag.n_ops) if graph.dag.rank[op] == 0
              and graph.dag.signatures[graph.dag.signature[op]].op == "forward"]  # fmt: skip
     longer["duration"][:, first] += 5e-3
-    moved = replay(longer, graph.dag, gaps=False).replayed
+    moved = replay(MeasuredSteps(graph.dag, longer), gaps=False).replayed
     # all later stages wait for the first
     assert np.all(moved > 5e-3 + sum(work[:stages]) * 1e-6)
 
@@ -526,8 +534,8 @@ def test_replay_without_gaps_can_fail_negative_control(prism_data, change):
     observed = observe(trace, graph)
     if change == "twice the compute":
         compute = np.array([s.role == "compute" for s in graph.dag.signatures])[graph.dag.signature]
-        observed["duration"][:, compute] *= 2
-    assert np.all(np.abs(replay(observed, graph.dag, gaps=False).relative_error) > 0.021)
+        observed.duration[:, compute] *= 2
+    assert np.all(np.abs(replay(observed, gaps=False).relative_error) > 0.021)
 
 
 # fuzzing: nothing but TraceError, whatever the bytes
@@ -563,8 +571,8 @@ def survives(path):
     except TraceError as refused:
         assert "\n" not in str(refused)
         return
-    assert np.all(np.isfinite(observed["duration"])) and np.all(observed["duration"] >= 0)
-    assert np.all(np.isfinite(observed["step_time"]))
+    assert np.all(np.isfinite(observed.duration)) and np.all(observed.duration >= 0)
+    assert np.all(np.isfinite(observed.step_time))
 
 
 @pytest.mark.filterwarnings("ignore::prism.traces.TraceWarning")

@@ -45,7 +45,7 @@ def test_two_ranks_of_gloo_are_recorded_and_read(tmp_path):
     graph = build_graph(trace)
     observed = observe(trace, graph)
     # other work on the machine holds processes up between the end of a transfer and its record
-    error = replay(observed, graph.dag).relative_error
+    error = replay(observed).relative_error
     assert np.median(np.abs(error)) < 0.25
     joined = graph.op_of_record[trace["name"].values == "all_reduce"]
     assert len(set(joined)) == 4 and np.all(observed.duration[:, joined] > 0)

@@ -16,14 +16,13 @@ from prism.traces.stragglers import slowdown_by_group
 def job(request, prism_data):
     folder = prism_data / "traces/straggler_analysis"
     trace = prism.read_trace(folder / f"trace-{request.param}.parquet")
-    graph = traces.build_graph(trace)
     published = json.loads((folder / f"result-{request.param}.json").read_text())
-    return graph.dag, traces.observe(trace, graph), published
+    return traces.measure_steps(trace), published
 
 
 def test_the_whole_job_against_published(job):
-    dag, observed, published = job
-    found = slowdown_by_group(dag, observed)
+    observed, published = job
+    found = slowdown_by_group(observed)
     assert float(found["slowdown_all"]) == pytest.approx(published["blocking_slowdown"], rel=1e-3)
 
 
@@ -36,8 +35,8 @@ NAMES = {"forward-pp-comm": "forward-send-recv", "backward-pp-comm": "backward-s
 )
 def test_by_group_against_published(job, by, key):
     """To 0.1 %, a tenth of what the replay of a step is off."""
-    dag, observed, published = job
-    found = slowdown_by_group(dag, observed, by=by)
+    observed, published = job
+    found = slowdown_by_group(observed, by=by)
     ours = dict(zip(map(str, found["signature"].values), found["slowdown"].values, strict=True))
     theirs = published[f"blocking_decompose_by_{key}"]
     assert len(theirs) >= 2
@@ -47,10 +46,10 @@ def test_by_group_against_published(job, by, key):
 
 
 def test_intervals_hold_the_estimate_and_the_largest_comes_first(job):
-    dag, observed, _ = job
-    found = slowdown_by_group(dag, observed, by="rank")
+    observed, _ = job
+    found = slowdown_by_group(observed, by="rank")
     low, high = found["slowdown_interval"].values.T
     x = found["slowdown"].values
     assert np.all((low <= x) & (x <= high)) and np.all(np.diff(x) <= 0)
     with pytest.raises(ValueError, match="by 'rack' is not one of"):
-        slowdown_by_group(dag, observed, by="rack")
+        slowdown_by_group(observed, by="rack")

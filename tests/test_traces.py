@@ -10,10 +10,18 @@ import pandas as pd
 import pytest
 
 from prism import traces
-from prism.base import schema, stats
+from prism.base import stats
 from prism.model.engine.montecarlo import simulate
 from prism.model.step_model import StepModel
-from prism.traces import TraceError, build_graph, fit_pools, observe, read_trace, replay
+from prism.traces import (
+    MeasuredSteps,
+    TraceError,
+    build_graph,
+    fit_pools,
+    observe,
+    read_trace,
+    replay,
+)
 
 
 def test_replay_returns_measured_step_times_against_published(straggler_trace):
@@ -22,8 +30,8 @@ def test_replay_returns_measured_step_times_against_published(straggler_trace):
     graph = build_graph(trace)
     observed = observe(trace, graph)
     assert trace.sizes["op"] == {"ST": 212, "SE": 2496}[straggler_trace.stem[-2:]]
-    with_gaps = replay(observed, graph.dag)
-    without = replay(observed, graph.dag, gaps=False)
+    with_gaps = replay(observed)
+    without = replay(observed, gaps=False)
     assert np.max(np.abs(with_gaps.relative_error)) < 0.001
     assert np.max(np.abs(without.relative_error)) < 0.021
     # a graph without gaps can only be early
@@ -45,8 +53,8 @@ def test_replay_without_an_edge_is_early_negative_control(prism_data, into):
         dag, pred=dag.pred[kept], pred_ptr=np.concatenate([[0], np.cumsum(counts)])
     )
     observed = observe(trace, dataclasses.replace(graph, dag=cut))
-    assert np.max(np.abs(replay(observed, cut, gaps=False).relative_error)) > 0.021
-    assert np.max(np.abs(replay(observed, cut).relative_error)) < 0.001
+    assert np.max(np.abs(replay(observed, gaps=False).relative_error)) > 0.021
+    assert np.max(np.abs(replay(observed).relative_error)) < 0.001
 
 
 def test_replay_with_a_wait_that_was_not_is_late_negative_control(prism_data):
@@ -54,9 +62,9 @@ def test_replay_with_a_wait_that_was_not_is_late_negative_control(prism_data):
     trace = read_trace(prism_data / "traces/straggler_analysis/trace-ST.parquet")
     graph = build_graph(trace)
     observed = observe(trace, graph)
-    late = observed.copy(deep=True)
+    late = observed.steps.copy(deep=True)
     late["gap"][:, graph.dag.n_ops // 2] += 0.5
-    assert np.max(replay(late, graph.dag).relative_error) > 0.01
+    assert np.max(replay(MeasuredSteps(graph.dag, late)).relative_error) > 0.01
 
 
 def test_measured_quantiles_against_published(straggler_trace):
@@ -71,7 +79,7 @@ def test_measured_quantiles_against_published(straggler_trace):
 def test_members_of_an_op_end_together(straggler_trace):
     """The check of the join: ends lie within milliseconds, starts up to seconds apart."""
     trace = read_trace(straggler_trace)
-    joined = schema.provenance(observe(trace, build_graph(trace)))
+    joined = observe(trace, build_graph(trace)).provenance
     assert joined["end_spread_p50"] < 2e-4
     assert joined["end_spread_max"] < 5e-3
 
@@ -90,11 +98,11 @@ def test_independent_draws_do_not_give_the_measured_distribution(straggler_trace
     trace = read_trace(straggler_trace)
     measured = observe(trace, build_graph(trace)).step_time
     graph = build_graph(trace)
-    pools = fit_pools(graph.dag, observe(trace, graph))
+    pools = fit_pools(observe(trace, graph))
     alone = simulate(StepModel(graph.dag, pools), 1000).step_time
     assert stats.ks_distance(alone, measured) == pytest.approx(0.76, abs=0.03)
     # and with the coupling, still without gaps: 0.74 (ST) and 0.26 (SE)
-    coupled = simulate(traces.fit_model(graph.dag, observe(trace, graph), gaps={}), 1000).step_time
+    coupled = simulate(traces.fit_model(observe(trace, graph), gaps={}), 1000).step_time
     expected = {"ST": 0.73, "SE": 0.26}[straggler_trace.stem[-2:]]
     assert stats.ks_distance(coupled, measured) == pytest.approx(expected, abs=0.04)
 
@@ -118,14 +126,14 @@ def test_borrowing_is_told_pool_by_pool(prism_data):
     trace = read_trace(prism_data / "traces/straggler_analysis/trace-ST.parquet")
     graph = build_graph(trace)
     observed = observe(trace, graph)
-    pools = fit_pools(graph.dag, observed, min_samples=40)
-    told = traces.borrowing(graph.dag, observed, pools)
+    pools = fit_pools(observed, min_samples=40)
+    told = traces.borrowing(observed, pools)
     forward = told.sel(pool=[p for p in told.pool.values if p.startswith("forward-compute")])
     assert np.all(forward["count"] == 32)
     assert np.all(forward.borrowed == 1) and np.all(forward.samples_used == 4 * 32)
     optimizer = told.sel(pool=[p for p in told.pool.values if p.startswith("optimizer stage")])
     assert np.all(optimizer.borrowed == 2) and np.all(optimizer.samples_used == 2 * 32)
-    own = traces.borrowing(graph.dag, observed, fit_pools(graph.dag, observed))
+    own = traces.borrowing(observed, fit_pools(observed))
     assert np.all(own.borrowed == 0) and np.all(own.samples_used == own["count"])
 
 
@@ -133,8 +141,8 @@ def test_small_pools_borrow(prism_data):
     trace = read_trace(prism_data / "traces/straggler_analysis/trace-ST.parquet")
     graph = build_graph(trace)
     observed = observe(trace, graph)
-    fine = fit_pools(graph.dag, observed, min_samples=10)
-    coarse = fit_pools(graph.dag, observed.isel(step=slice(0, 5)), min_samples=10)
+    fine = fit_pools(observed, min_samples=10)
+    coarse = fit_pools(observed.select(slice(0, 5)), min_samples=10)
     assert all(k in fine for k in graph.dag.pool_keys)
     compute = [k for k in graph.dag.pool_keys if k.position >= 0 and k.signature.role == "compute"]
     assert not any(k in coarse for k in compute)

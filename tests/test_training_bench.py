@@ -73,7 +73,7 @@ def test_the_tables_explain_the_steps(recorded):
         "compute": {1}, "tp": {2}, "pp": {2}, "dp": {2}, "world": {8},
     }  # fmt: skip
     # eight processes share the cores of this machine: how late they wake is not the graph's to explain
-    whole = traces.replay(observed, graph.dag)
+    whole = traces.replay(observed)
     assert float(whole["relative_error"].min()) > -1e-6
 
 

@@ -7,11 +7,11 @@ import pytest
 
 import prism
 from prism import traces
-from prism.base import schema, stats
+from prism.base import stats
 from prism.model.dag_builder import DagBuilder
-from prism.model.engine.montecarlo import propagate, simulate
+from prism.model.engine.montecarlo import simulate
 from prism.model.signature import Signature
-from prism.traces import transfer
+from prism.traces import MeasuredSteps, transfer
 
 
 def job(replicas: int, stages: int = 3, microbatches: int = 2, *, slow: dict | None = None, steps: int = 200, seed: int = 0):  # fmt: skip
@@ -36,18 +36,7 @@ def job(replicas: int, stages: int = 3, microbatches: int = 2, *, slow: dict | N
     duration = rng.lognormal(0, 0.1, (dag.n_ops, steps)) * rng.lognormal(0, 0.1, steps)
     for stage, factor in (slow or {}).items():
         duration[dag.stage == stage] *= factor
-    _, finish = propagate(dag, duration)
-    observed = schema.dataset(
-        {
-            "duration": (("step", "op"), duration.T),
-            "gap": (("step", "op"), np.zeros_like(duration.T)),
-            "step_time": ("step", finish.max(axis=0)),
-        },
-        coords={"step": np.arange(steps)},
-        made_by="test",
-        source="synthetic",
-    )
-    return dag, observed
+    return MeasuredSteps.from_arrays(dag, duration)
 
 
 def predicted(model) -> np.ndarray:
@@ -61,76 +50,71 @@ def assert_like(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def test_two_replicas_predict_eight_against_theory():
-    dag, observed = job(8)
-    assert_like(
-        predicted(transfer.predict_replicas(dag, observed, [0, 1])), observed.step_time.values
-    )
+    observed = job(8)
+    assert_like(predicted(transfer.predict_replicas(observed, [0, 1])), observed.step_time.values)
 
 
 def test_replicas_left_out_are_not_looked_at_negative_control():
     """A replica that is twice as slow and not measured is missed by what it costs."""
-    dag, observed = job(4)
-    slow = observed["duration"].values.copy()
+    observed = job(4)
+    dag = observed.dag
+    slow = observed.duration.values.copy()
     slow[:, dag.dp == 3] *= 2
-    _, finish = propagate(dag, slow.T)
-    steps = observed.assign(duration=(("step", "op"), slow), step_time=("step", finish.max(axis=0)))
-    blind = predicted(transfer.predict_replicas(dag, steps, [0, 1, 2]))
-    assert_like(blind, predicted(transfer.predict_replicas(dag, observed, [0, 1, 2]))[:200])
+    steps = MeasuredSteps.from_arrays(dag, slow.T)
+    blind = predicted(transfer.predict_replicas(steps, [0, 1, 2]))
+    assert_like(blind, predicted(transfer.predict_replicas(observed, [0, 1, 2]))[:200])
     assert blind.mean() < 0.7 * float(steps.step_time.mean())
 
 
 def test_a_stage_is_predicted_from_a_sibling_and_only_from_one_that_is_alike():
-    dag, observed = job(4, slow={2: 1.5})
-    assert_like(
-        predicted(transfer.predict_stage(dag, observed, 0, like=1)), observed.step_time.values
-    )
-    wrong = predicted(transfer.predict_stage(dag, observed, 2, like=1))
+    observed = job(4, slow={2: 1.5})
+    assert_like(predicted(transfer.predict_stage(observed, 0, like=1)), observed.step_time.values)
+    wrong = predicted(transfer.predict_stage(observed, 2, like=1))
     assert wrong.mean() < 0.9 * float(observed.step_time.mean())
 
 
 def test_another_number_of_microbatches_and_of_replicas():
     """Fitted on two microbatches of two replicas, carried to six of four."""
-    dag, observed = job(2, microbatches=2)
-    there, truth = job(4, microbatches=6, seed=1)
-    model = transfer.apply_to(traces.fit_model(dag, observed), there)
+    observed = job(2, microbatches=2)
+    truth = job(4, microbatches=6, seed=1)
+    model = transfer.apply_to(traces.fit_model(observed), truth.dag)
     assert_like(predicted(model), truth.step_time.values)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d, o: transfer.predict_stage(d, o, 7, like=1), "there is no stage 7; the graph has 0, 1, 2"),
-        (lambda d, o: transfer.predict_stage(d, o, 1, like=1), "cannot stand in for itself"),
-        (lambda d, o: transfer.predict_replicas(d, o, [5]), "there is no replica 5"),
-        (lambda d, o: transfer.predict_replicas(d, o, []), "no replica is kept"),
+        (lambda o: transfer.predict_stage(o, 7, like=1), "there is no stage 7; the graph has 0, 1, 2"),
+        (lambda o: transfer.predict_stage(o, 1, like=1), "cannot stand in for itself"),
+        (lambda o: transfer.predict_replicas(o, [5]), "there is no replica 5"),
+        (lambda o: transfer.predict_replicas(o, []), "no replica is kept"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        call(*job(2, steps=30))
+        call(job(2, steps=30))
 
 
 def test_operations_never_seen_are_named():
-    dag, observed = job(2, stages=2, steps=30)
-    other, _ = job(2, stages=3, steps=30)
+    observed = job(2, stages=2, steps=30)
+    other = job(2, stages=3, steps=30)
     with pytest.raises(ValueError, match="forward stage 2"):
-        transfer.apply_to(traces.fit_model(dag, observed), other)
+        transfer.apply_to(traces.fit_model(observed), other.dag)
 
 
 @pytest.fixture(scope="module")
 def measured(prism_data):
     def read(name: str):
         trace = prism.read_trace(prism_data / f"traces/straggler_analysis/trace-{name}.parquet")
-        graph = traces.build_graph(trace)
-        return graph.dag, traces.observe(trace, graph)
+        return traces.measure_steps(trace)
 
     return read
 
 
 def test_two_of_32_replicas_of_a_real_job_predict_it(measured):
     """SE: p95 to 2 %, and the distribution accepted at the 5 % level for its 43 steps."""
-    dag, observed = measured("SE")
-    x = predicted(transfer.predict_replicas(dag, observed, [0, 1]))
+    observed = measured("SE")
+    x = predicted(transfer.predict_replicas(observed, [0, 1]))
     y = observed.step_time.values
     assert abs(np.quantile(x, 0.95) / np.quantile(y, 0.95) - 1) < 0.02
     assert stats.ks_distance(x, y) < 0.203
@@ -138,9 +122,9 @@ def test_two_of_32_replicas_of_a_real_job_predict_it(measured):
 
 def test_a_middle_stage_of_a_real_job_is_like_its_neighbour_and_the_last_is_not(measured):
     """ST, four stages: the middle ones stand in for each other; the last holds the loss as well."""
-    dag, observed = measured("ST")
+    observed = measured("ST")
     y = observed.step_time.values
-    like = predicted(transfer.predict_stage(dag, observed, 1, like=2))
+    like = predicted(transfer.predict_stage(observed, 1, like=2))
     assert stats.ks_distance(like, y) < 0.234
-    unlike = predicted(transfer.predict_stage(dag, observed, 3, like=2))
+    unlike = predicted(transfer.predict_stage(observed, 3, like=2))
     assert stats.ks_distance(unlike, y) > 0.5

@@ -27,11 +27,9 @@ def test_guarantee_with_fit_is_wider_than_that_of_draws_and_covers(process, trut
     n, covered = 3, 0
     for seed in range(n):
         observed = record(process, 40, seed, coupled=True)
-        again = refits.refit_resamples(
-            process, observed, resamples=40, draws=400, block=1, seed=seed
-        )
+        again = refits.refit_resamples(observed, resamples=40, draws=400, block=1, seed=seed)
         bound = refits.guarantee_with_fit(again)
-        runs = simulate(fit_model(process, observed), 1000, seed=seed)
+        runs = simulate(fit_model(observed), 1000, seed=seed)
         assert bound > stats.guarantee(runs.step_time)
         covered += bound >= truth
     assert covered >= n - 1
@@ -39,7 +37,7 @@ def test_guarantee_with_fit_is_wider_than_that_of_draws_and_covers(process, trut
 
 def test_bad_input_is_refused(process):
     observed = record(process, 40, 7, coupled=False)
-    again = refits.refit_resamples(process, observed, resamples=3, draws=100)
+    again = refits.refit_resamples(observed, resamples=3, draws=100)
     with pytest.raises(ValueError, match="at least 40 resamples, got 3"):
         refits.guarantee_with_fit(again)
 
@@ -49,12 +47,12 @@ def test_planned_steps_and_draws_give_the_wanted_width_against_theory(process, c
     """The scatter of p90 over profiles of the planned length is what was asked for, or less."""
 
     def p90(seed, steps, draws):
-        model = fit_model(process, record(process, steps, seed, coupled=coupled))
+        model = fit_model(record(process, steps, seed, coupled=coupled))
         return float(np.quantile(simulate(model, draws, seed=seed).step_time, 0.9))
 
     observed = record(process, 60, 1, coupled=coupled)
-    again = refits.refit_resamples(process, observed, q=0.9, resamples=40, draws=1000, block=1)
-    runs = simulate(fit_model(process, observed), 4000)
+    again = refits.refit_resamples(observed, q=0.9, resamples=40, draws=1000, block=1)
+    runs = simulate(fit_model(observed), 4000)
     wanted = 1.96 * float(again.quantile_value.std()) / 1.5
     plan = refits.measurement_plan(again, runs.step_time, wanted)
     assert 100 < plan.steps == 60 + plan.more_steps < 1200
@@ -73,8 +71,8 @@ def _chi2_factor(degrees: int) -> float:
 
 def test_a_narrower_interval_needs_more(process):
     observed = record(process, 40, 1, coupled=True)
-    again = refits.refit_resamples(process, observed, resamples=40, draws=400, block=1)
-    runs = simulate(fit_model(process, observed), 1000)
+    again = refits.refit_resamples(observed, resamples=40, draws=400, block=1)
+    runs = simulate(fit_model(observed), 1000)
     wide, narrow = (refits.measurement_plan(again, runs.step_time, w) for w in (0.1, 0.001))
     assert wide.more_steps == 0 and wide.draws == stats.min_draws()
     assert narrow.steps > 1000 and narrow.draws > 10_000

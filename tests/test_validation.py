@@ -15,11 +15,11 @@ from prism.base.tables import TableError
 from prism.context import analytic_model
 from prism.context.context import read_context
 from prism.model.dag_builder import DagBuilder
-from prism.model.engine.montecarlo import propagate, simulate
+from prism.model.engine.montecarlo import simulate
 from prism.model.pools import LogNormal
 from prism.model.signature import Signature
 from prism.model.step_model import StepModel
-from prism.traces import build_graph, fit_model, fit_pools, observe, synthetic_steps
+from prism.traces import MeasuredSteps, fit_model, fit_pools, measure_steps, synthetic_steps
 from prism.validation import comparison, cross_validation
 from prism.validation.comparison import (
     ValidationError,
@@ -91,8 +91,8 @@ def test_ks_interval_lies_around_the_distance():
 
 def test_recording_and_prediction_are_independent(root):
     """A recording made with the seed of the prediction must not share its random numbers."""
-    dag, observed = steps(root, 0.0, n=200)
-    model = StepModel(dag, fit_pools(dag, observed.isel(step=slice(0, None, 2))))
+    observed = steps(root, 0.0, n=200)
+    model = StepModel(observed.dag, fit_pools(observed.select(slice(0, None, 2))))
     predicted = simulate(model, 200, seed=3).step_time.values
     r = np.corrcoef(predicted, observed.step_time)[0, 1]
     assert abs(r) < 4.5 / np.sqrt(200)
@@ -101,13 +101,13 @@ def test_recording_and_prediction_are_independent(root):
 def steps(root, step_cv, n=400):
     ctx = read_context(root / "inputs/small_step.yaml")
     model = analytic_model.model_from_context(ctx, variability=LogNormal.from_moments(1.0, 0.05))
-    return model.dag.unroll(), synthetic_steps(model, n, step_cv=step_cv, seed=3)
+    return synthetic_steps(model, n, step_cv=step_cv, seed=3)
 
 
 def test_independent_steps_are_predicted(root):
     """Data that are independent by construction: at the noise floor, intervals covered as stated."""
-    dag, observed = steps(root, 0.0)
-    found = cross_validate(dag, observed, draws=2000).sel(scenario="model")
+    observed = steps(root, 0.0)
+    found = cross_validate(observed, draws=2000).sel(scenario="model")
     assert float(found.ks_distance) < 1.5 * float(found.ks_noise_floor)
     for level in found.level.values:
         inside = round(400 * float(found.coverage.sel(level=level)))
@@ -116,8 +116,8 @@ def test_independent_steps_are_predicted(root):
 
 def test_coupled_steps_need_the_coupling_negative_control(root):
     """Steps that share a factor: drawn independently they are off, with the fitted coupling not."""
-    dag, observed = steps(root, 0.03)
-    found = cross_validate(dag, observed, draws=2000)
+    observed = steps(root, 0.03)
+    found = cross_validate(observed, draws=2000)
     model, alone, means = (found.sel(scenario=s) for s in found.scenario.values[:3])
     assert float(alone.ks_distance) > 2 * float(alone.ks_noise_floor)
     assert float(model.ks_distance) < 1.5 * float(model.ks_noise_floor)
@@ -130,28 +130,28 @@ def test_coupled_steps_need_the_coupling_negative_control(root):
 
 def test_left_out_steps_are_not_used_for_fitting(root, monkeypatch):
     """Every step is left out once, together with its neighbours, and what is fitted then does not hold it."""
-    dag, observed = steps(root, 0.0, n=40)
+    observed = steps(root, 0.0, n=40)
     seen = []
 
-    def watched(dag, train, **options):
-        seen.append(set(train["step"].values.tolist()))
-        return fit_model(dag, train, **options)
+    def watched(train, **options):
+        seen.append(set(train.steps["step"].values.tolist()))
+        return fit_model(train, **options)
 
     monkeypatch.setattr(cross_validation, "fit_model", watched)
-    cross_validate(dag, observed, draws=200)
-    every = set(observed["step"].values.tolist())
+    cross_validate(observed, draws=200)
+    every = set(observed.steps["step"].values.tolist())
     left_out = [sorted(every - s) for s in seen[1:]]
     assert seen[0] == every
     assert left_out == [list(range(10 * k, 10 * k + 10)) for k in range(4)]
 
 
 def test_few_steps_get_what_can_be_said(root):
-    dag, observed = steps(root, 0.0, n=5)
-    found = cross_validate(dag, observed, draws=200)
+    observed = steps(root, 0.0, n=5)
+    found = cross_validate(observed, draws=200)
     assert np.all(np.isfinite(found.ks_in_sample)) and np.all(np.isnan(found.crps))
     assert schema.provenance(found)["folds"] == 0
     with pytest.raises(ValueError, match=r"one measured step has no distribution .*got 1"):
-        cross_validate(dag, observed.isel(step=[0]))
+        cross_validate(observed.select([0]))
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_pooled_errors_do_not_hide_those_of_folds():
     dag = one_op()
     rng = np.random.default_rng(0)
     y = np.repeat([1.0, 1.3, 0.8, 1.1], 10) * (1 + 0.01 * rng.standard_normal(40))
-    found = cross_validate(dag, recorded(dag, y[None]), draws=500).sel(scenario="model")
+    found = cross_validate(MeasuredSteps.from_arrays(dag, y[None]), draws=500).sel(scenario="model")
     assert abs(float(found.relative_error_mean)) < 0.01
     assert float(found.fold_error_mean) > 0.1 and float(found.ks_distance) > 0.7
 
@@ -207,9 +207,8 @@ def test_sums_that_differ_in_the_last_bit_are_equal():
     for i in range(8):
         last = b.add(Signature(f"k{i}"), [0], after=[] if last is None else [last])
     dag = b.build([0])
-    steps_ = recorded(dag, np.full((8, 24), 0.1)).assign(step_time=("step", np.full(24, 0.8)))
-    steps_["step_time"].attrs["units"] = "s"
-    found = cross_validate(dag, steps_, draws=100).sel(scenario="model")
+    steps_ = MeasuredSteps.from_arrays(dag, np.full((8, 24), 0.1), step_time=np.full(24, 0.8))
+    found = cross_validate(steps_, draws=100).sel(scenario="model")
     assert float(found.ks_in_sample) == 0.0 and float(found.ks_distance) == 0.0
     assert np.isnan(float(found.std_error)) and np.all(np.isnan(found.std_error_interval))
 
@@ -218,15 +217,6 @@ def one_op():
     b = DagBuilder()
     b.add(Signature("work"), [0])
     return b.build([0])
-
-
-def recorded(dag, duration):
-    _, finish = propagate(dag, duration)
-    return schema.dataset(
-        {"duration": (("step", "op"), duration.T), "gap": (("step", "op"), 0 * duration.T),
-         "step_time": ("step", finish.max(axis=0))},
-        coords={"step": np.arange(duration.shape[1])}, made_by="tests", source="synthetic",
-    )  # fmt: skip
 
 
 def test_what_was_kept_and_what_strikes_is_told(real):
@@ -241,7 +231,7 @@ def test_what_was_kept_and_what_strikes_is_told(real):
 def test_the_pools_of_the_other_trace_fail_negative_control(real, prism_data):
     """ST's predictions against SE's steps."""
     measured = prism.read_trace(prism_data / "traces/straggler_analysis/trace-SE.parquet")
-    observed = observe(measured, build_graph(measured))
+    observed = measure_steps(measured)
     wrong = compare(real["ST"].step_time, observed.step_time, block=4)
     with pytest.raises(comparison.ValidationError, match=r"KS distance 1\.000 is over 0\.300"):
         comparison.require(wrong, ks=0.3, p95_error=0.05)

@@ -121,12 +121,11 @@ def _from_trace(arguments: argparse.Namespace) -> tuple:
     watching = sys.stderr.isatty()
     with _listening() as notes:
         trace = traces.read_trace(arguments.trace, progress=watching)
-        graph = traces.build_graph(trace, gpus_per_node=arguments.gpus_per_node)
-    observed = traces.observe(trace, graph)
-    kept = traces.choose_gaps(graph.dag, observed)
-    model = traces.fit_model(graph.dag, observed, gaps=kept)
+        measured = traces.measure_steps(trace, gpus_per_node=arguments.gpus_per_node)
+    kept = traces.choose_gaps(measured)
+    model = traces.fit_model(measured, gaps=kept)
     runs = simulate(model, arguments.draws, seed=arguments.seed, paths=True, progress=watching)
-    said = report.simulation(trace, graph.dag, observed, kept, model, runs) | {"notes": notes}
+    said = report.simulation(trace, measured, kept, model, runs) | {"notes": notes}
     return said, model, runs
 
 

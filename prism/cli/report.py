@@ -12,7 +12,6 @@ from prism.base.schema import provenance
 from prism.base.stats import guarantee, quantile_interval
 from prism.context import analytic
 from prism.context.context import Context, StageTimes
-from prism.model.dag import WorkloadDAG
 from prism.model.engine.montecarlo import simulate
 from prism.model.step_model import StepModel
 
@@ -21,23 +20,21 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 def simulation(
     trace: xr.Dataset,
-    dag: WorkloadDAG,
-    observed: xr.Dataset,
+    measured: traces.MeasuredSteps,
     kept: Mapping[str, str],
     model: StepModel,
     runs: xr.Dataset,
 ) -> dict:
     """Everything about a simulated trace that the command line prints."""
-    wide, steps = traces.add_gaps(dag, observed, kept)
-    return _summary(runs, observed, dag.n_ops) | {
+    return _summary(runs, measured) | {
         "replay_largest_error": {
-            "with_gaps": _worst(observed, dag, gaps=True),
-            "with_kept_gaps": _worst(steps, wide, gaps=False),
-            "without_gaps": _worst(observed, dag, gaps=False),
+            "with_gaps": _worst(measured, gaps=True),
+            "with_kept_gaps": _worst(measured.with_gaps(kept), gaps=False),
+            "without_gaps": _worst(measured, gaps=False),
         },
         "gaps_kept": dict(kept),
         "host_share_of_longest_path": _share_of(runs, "host"),
-        "graph": _graph_facts(trace, observed),
+        "graph": _graph_facts(trace, measured),
         "largest_pools": _largest_pools(model, runs),
         "step": "computed" if _is_computed(trace) else "measured",
     }
@@ -154,18 +151,18 @@ def _share_of(runs: xr.Dataset, component: str) -> float:
     return float((runs["exposed_time"].sel(component=component) / runs["step_time"]).mean())
 
 
-def _graph_facts(trace: xr.Dataset, observed: xr.Dataset) -> dict:
+def _graph_facts(trace: xr.Dataset, measured: traces.MeasuredSteps) -> dict:
     """What was inferred and corrected on the way from the trace to the graph."""
-    read, seen = provenance(trace), provenance(observed)
+    read, seen = provenance(trace), measured.provenance
     facts = {k: read[k] for k in ("edges_recorded", "edges_inferred", "aligned") if k in read}
     if "clock_skew_ns" in read:
         facts["largest_clock_correction_s"] = max(abs(s) for s in read["clock_skew_ns"]) * 1e-9
     return facts | {"largest_spread_of_ends_s": seen["end_spread_max"]}
 
 
-def _worst(observed: xr.Dataset, dag: WorkloadDAG, *, gaps: bool) -> float:
+def _worst(measured: traces.MeasuredSteps, *, gaps: bool) -> float:
     """Largest relative error of a replayed step."""
-    return float(np.abs(traces.replay(observed, dag, gaps=gaps)["relative_error"]).max())
+    return float(np.abs(traces.replay(measured, gaps=gaps)["relative_error"]).max())
 
 
 def _is_computed(trace: xr.Dataset) -> bool:
@@ -306,7 +303,7 @@ def _largest_pools(model: StepModel, runs: xr.Dataset, count: int = 8) -> list[d
     return found
 
 
-def _summary(runs: xr.Dataset, observed: xr.Dataset, ops: int) -> dict:
+def _summary(runs: xr.Dataset, measured: traces.MeasuredSteps) -> dict:
     def quantiles(x) -> dict[str, float]:
         return {f"p{round(100 * q)}": float(np.quantile(x, q)) for q in QUANTILES}
 
@@ -314,10 +311,10 @@ def _summary(runs: xr.Dataset, observed: xr.Dataset, ops: int) -> dict:
         "unit": "s",
         "simulated": quantiles(runs["step_time"]),
         "guarantee": _guarantee(runs),
-        "measured": quantiles(observed["step_time"]),
-        "steps": observed.sizes["step"],
+        "measured": quantiles(measured.step_time),
+        "steps": measured.n_steps,
         "draws": runs.sizes["draw"],
-        "ops": ops,
+        "ops": measured.dag.n_ops,
         "seed": runs.attrs["seed"],
     }
 

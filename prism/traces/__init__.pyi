@@ -5,16 +5,7 @@ from .fitting.coupling import (
     fit_coupling as fit_coupling,
 )
 from .fitting.gaps import (
-    add_gaps as add_gaps,
-)
-from .fitting.gaps import (
-    effective_gaps as effective_gaps,
-)
-from .fitting.gaps import (
     kept_kinds as kept_kinds,
-)
-from .fitting.gaps import (
-    remove_gaps as remove_gaps,
 )
 from .fitting.model import (
     MIN_STEPS as MIN_STEPS,
@@ -34,11 +25,20 @@ from .fitting.model import (
 from .fitting.model import (
     model_from_trace as model_from_trace,
 )
+from .gap_ops import (
+    remove_gaps as remove_gaps,
+)
 from .graph import (
     TraceGraph as TraceGraph,
 )
 from .graph import (
     build_graph as build_graph,
+)
+from .measured_steps import (
+    MeasuredSteps as MeasuredSteps,
+)
+from .measured_steps import (
+    measure_steps as measure_steps,
 )
 from .measured_steps import (
     observe as observe,

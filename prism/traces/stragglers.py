@@ -13,13 +13,13 @@ from prism.base import schema, stats
 from prism.base.stats.random_effects import variance_components
 from prism.model.dag import WorkloadDAG
 from prism.model.engine.montecarlo import propagate
-from prism.traces.measured_steps import check_ops
+from prism.traces.measured_steps import MeasuredSteps
 
 #: neighbouring steps that the bootstrap keeps together
 BLOCK = 4
 
 
-def slowdown_by_group(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind") -> xr.Dataset:
+def slowdown_by_group(measured: MeasuredSteps, *, by: str = "kind") -> xr.Dataset:
     """Slow-down of a job by groups of its ops.
 
     ``slowdown_g = T(ideal but for g) / T(ideal)``: step time, mean over steps, with the measured durations of group g and
@@ -27,8 +27,7 @@ def slowdown_by_group(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind
 
     Parameters
     ----------
-    dag : WorkloadDAG without lanes
-    observed : Dataset of `prism.traces.observe`
+    measured : MeasuredSteps
     by : {"kind", "stage", "replica", "rank"}
 
     Returns
@@ -42,9 +41,9 @@ def slowdown_by_group(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind
     ValueError
         Unknown groupings; a recording of another graph.
     """
-    check_ops(observed, dag)
+    dag = measured.dag
     groups = _groups(dag, by)
-    duration = observed["duration"].values.T
+    duration = measured.duration.values.T
     ideal = _ideal(dag, duration)
 
     def steps(d: np.ndarray) -> np.ndarray:
@@ -78,8 +77,8 @@ def slowdown_by_group(dag: WorkloadDAG, observed: xr.Dataset, *, by: str = "kind
         },
         coords={"signature": [f[2] for f in found], "ci_bound": ["lower", "upper"]},
         made_by="prism.traces.slowdown_by_group",
-        source=observed.attrs["source"],
-        provenance={**schema.provenance(observed), "by": by},
+        source=measured.source,
+        provenance={**measured.provenance, "by": by},
     )
 
 
@@ -115,9 +114,7 @@ def _groups(dag: WorkloadDAG, by: str) -> dict[str, np.ndarray]:
     return out
 
 
-def persistent_stragglers(
-    dag: WorkloadDAG, observed: xr.Dataset, *, confidence: float = 0.95
-) -> xr.Dataset:
+def persistent_stragglers(measured: MeasuredSteps, *, confidence: float = 0.95) -> xr.Dataset:
     """Is a kind of op slow on the same ranks in every step, or now here and now there?
 
     Durations are taken relative to the median of the same kind, stage and step over ranks, and a rank's over its ops of a
@@ -125,8 +122,7 @@ def persistent_stragglers(
 
     Parameters
     ----------
-    dag : WorkloadDAG without lanes
-    observed : Dataset of `prism.traces.observe`
+    measured : MeasuredSteps
     confidence : float
 
     Returns
@@ -140,8 +136,8 @@ def persistent_stragglers(
     ValueError
         A recording of another graph; no such kind, or fewer than two steps.
     """
-    check_ops(observed, dag)
-    duration = observed["duration"].values.T
+    duration = measured.duration.values.T
+    dag = measured.dag
     kinds = dag.kind
     ranks = np.unique(dag.member)
     found, means = {}, {}
@@ -165,8 +161,8 @@ def persistent_stragglers(
         },
         coords={"kind": names, "rank": ranks, "ci_bound": ["lower", "upper"]},
         made_by="prism.traces.persistent_stragglers",
-        source=observed.attrs["source"],
-        provenance={**schema.provenance(observed), "confidence": confidence},
+        source=measured.source,
+        provenance={**measured.provenance, "confidence": confidence},
     )
 
 

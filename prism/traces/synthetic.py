@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import xarray as xr
 
-from prism.base import schema
-from prism.model.engine.montecarlo import propagate, sample_durations
+from prism.model.engine.montecarlo import sample_durations
 from prism.model.pools import LogNormal
 from prism.model.signature import stable_hash
 from prism.model.step_model import StepModel
+from prism.traces.measured_steps import MeasuredSteps
 
 
 def synthetic_steps(
     model: StepModel, steps: int, *, step_cv: float = 0.02, seed: int = 0
-) -> xr.Dataset:
+) -> MeasuredSteps:
     """A made-up recording of a model: what `prism.traces.observe` would give, source ``synthetic``.
 
     Each step's compute ops share one LogNormal factor with mean 1 and cv `step_cv`, a dependence
@@ -23,9 +22,8 @@ def synthetic_steps(
 
     Returns
     -------
-    Dataset
-        ``duration(step, op)``, ``gap(step, op)`` (zero), ``step_time(step)``, seconds, where `op` runs
-        over ``model.dag.unroll()``.
+    MeasuredSteps
+        In the graph ``model.dag.unroll()``, without gaps.
     """
     dag = model.dag.unroll()
     # a stream of its own: with that of `simulate`, a prediction would know the recording
@@ -36,16 +34,10 @@ def synthetic_steps(
         shared = factor.quantile(np.random.default_rng(stream).random(steps))
         compute = np.array([s.role == "compute" for s in dag.signatures])
         duration[compute[dag.signature]] *= shared
-    _, finish = propagate(dag, duration)
-    return schema.dataset(
-        {
-            "duration": (("step", "op"), duration.T),
-            "gap": (("step", "op"), np.zeros_like(duration.T)),
-            "step_time": ("step", finish.max(axis=0)),
-        },
-        coords={"step": np.arange(steps)},
+    return MeasuredSteps.from_arrays(
+        dag,
+        duration,
         made_by="prism.traces.synthetic_steps",
-        source="synthetic",
         seed=seed,
         provenance={"step_cv": step_cv},
     )

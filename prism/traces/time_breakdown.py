@@ -14,7 +14,7 @@ from prism.base import schema
 from prism.model.signature import Category, Signature
 from prism.traces import megatron
 from prism.traces.graph import TraceGraph, build_graph
-from prism.traces.measured_steps import observe
+from prism.traces.measured_steps import MeasuredSteps, observe
 
 QUANTILES = (0.05, 0.5, 0.95)
 COMPUTE, HOST, COMMUNICATION = "compute", "host", "communication"
@@ -136,11 +136,11 @@ def compare_traces(
         If the traces have no signature in common.
     """
     sides = [
-        (_sums(t, g), observe(t, g), g)
+        (_sums(t, g), observe(t, g))
         for t in (before, after)
         for g in (build_graph(t, gpus_per_node=gpus_per_node),)
     ]
-    samples = [_by_signature(o, g) for _, o, g in sides]
+    samples = [_by_signature(m) for _, m in sides]
     common = [s for s in samples[0] if s in samples[1]]
     if not common:
         raise ValueError("the traces have no signature in common: they do not run the same ops")
@@ -153,7 +153,7 @@ def compare_traces(
         tested = least * len(common) <= level and max(np.ptp(a), np.ptp(b)) > 0
         p.append(stats.mannwhitneyu(a, b).pvalue if tested else np.nan)
     corrected = _holm(np.array(p))
-    kinds = [k for k in (COMPUTE, HOST, COMMUNICATION) if all(s.has(k) for s, _, _ in sides)]
+    kinds = [k for k in (COMPUTE, HOST, COMMUNICATION) if all(s.has(k) for s, _ in sides)]
     spread = [np.std(sides[1][0].total(k)) / np.std(sides[0][0].total(k)) for k in kinds]
     return schema.dataset(
         {
@@ -202,10 +202,10 @@ class _Sums:
 
 
 def _sums(trace: xr.Dataset, graph: TraceGraph) -> _Sums:
-    observed = observe(trace, graph)
+    measured = observe(trace, graph)
     start, raw = trace["start"].values, trace["duration"].values
     rank, kind = trace["rank"].values, np.array(_kinds(trace))
-    net = np.minimum(observed["duration"].values[:, graph.op_of_record], raw)
+    net = np.minimum(measured.duration.values[:, graph.op_of_record], raw)
     ranks = np.unique(rank)
     names = [k for k in dict.fromkeys(kind.tolist()) if k]
     shape = (ranks.size, trace.sizes["step"])
@@ -226,7 +226,7 @@ def _sums(trace: xr.Dataset, graph: TraceGraph) -> _Sums:
                 exposed[k][i, s] = _uncovered(
                     start[s, ops], raw[s, ops], start[s, computing], raw[s, computing]
                 )
-    return _Sums(observed["step_time"].values, busy, total, exposed)
+    return _Sums(measured.step_time.values, busy, total, exposed)
 
 
 def _kinds(trace: xr.Dataset) -> list[str]:
@@ -275,10 +275,9 @@ def _step_cv(values: np.ndarray) -> float:
     return float(np.mean([_cv(row) for row in values]))
 
 
-def _by_signature(observed: xr.Dataset, graph: TraceGraph) -> dict[str, np.ndarray]:
+def _by_signature(measured: MeasuredSteps) -> dict[str, np.ndarray]:
     """Mean duration of each signature in each step."""
-    duration = observed["duration"].values
-    dag = graph.dag
+    duration, dag = measured.duration.values, measured.dag
     return {
         str(s): duration[:, dag.signature == i].mean(axis=1) for i, s in enumerate(dag.signatures)
     }

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import xarray as xr
 
 from prism.model.coupling import Coupling
 from prism.model.dag import WorkloadDAG
 from prism.model.pools import Fixed
 from prism.model.signature import PoolKey, Signature
 from prism.model.step_model import StepModel
-from prism.traces import MIN_STEPS, add_gaps, choose_gaps, fit_coupling, fit_pools
-from prism.traces.fitting.gaps import BEFORE, insert_gaps
-from prism.traces.measured_steps import check_ops
+from prism.traces import MIN_STEPS, choose_gaps, fit_coupling, fit_pools
+from prism.traces.gap_ops import BEFORE, insert_gaps
+from prism.traces.measured_steps import MeasuredSteps
 
 
 def apply_to(model: StepModel, dag: WorkloadDAG) -> StepModel:
@@ -65,7 +64,7 @@ def _other_scope(signature: Signature, known: set[Signature]) -> Signature | Non
     return next((s for s in sorted(known) if replace(s, scope=signature.scope) == signature), None)
 
 
-def predict_stage(dag: WorkloadDAG, observed: xr.Dataset, stage: int, *, like: int) -> StepModel:
+def predict_stage(measured: MeasuredSteps, stage: int, *, like: int) -> StepModel:
     """The model of a step of which one pipeline stage was not measured: its ops take a sibling's pools.
 
     Nothing of the stage's own measured ops goes into pools and coupling. Transfers between stages, and
@@ -74,8 +73,7 @@ def predict_stage(dag: WorkloadDAG, observed: xr.Dataset, stage: int, *, like: i
 
     Parameters
     ----------
-    dag : WorkloadDAG without lanes
-    observed : Dataset of `prism.traces.observe`
+    measured : MeasuredSteps
     stage : int
         Whose measured durations are left out.
     like : int
@@ -90,11 +88,11 @@ def predict_stage(dag: WorkloadDAG, observed: xr.Dataset, stage: int, *, like: i
     ValueError
         If the graph lacks one of the stages, or they have different operations.
     """
-    _check_present("stage", dag.stage, stage, like)
-    return _without(dag, observed, lambda g: _siblings(g, g.stage, {stage: like}, by=g.dp))
+    _check_present("stage", measured.dag.stage, stage, like)
+    return _without(measured, lambda g: _siblings(g, g.stage, {stage: like}, by=g.dp))
 
 
-def predict_replicas(dag: WorkloadDAG, observed: xr.Dataset, keep: Sequence[int]) -> StepModel:
+def predict_replicas(measured: MeasuredSteps, keep: Sequence[int]) -> StepModel:
     """The model of a step of which only some data-parallel replicas were measured: ops of the others take the
     pools of those, in turn.
 
@@ -103,8 +101,7 @@ def predict_replicas(dag: WorkloadDAG, observed: xr.Dataset, keep: Sequence[int]
 
     Parameters
     ----------
-    dag : WorkloadDAG without lanes
-    observed : Dataset of `prism.traces.observe`
+    measured : MeasuredSteps
     keep : sequence of int
         Replicas whose measured durations are used.
 
@@ -119,11 +116,12 @@ def predict_replicas(dag: WorkloadDAG, observed: xr.Dataset, keep: Sequence[int]
     """
     if not len(keep):
         raise ValueError("no replica is kept; name at least one")
+    dag = measured.dag
     _check_present("replica", dag.dp, *keep)
     kept = sorted(set(keep))
     lost = [d for d in sorted(set(dag.dp.tolist())) if d not in kept]
     like = {d: kept[i % len(kept)] for i, d in enumerate(lost)}
-    return _without(dag, observed, lambda g: _siblings(g, _own_replica(g), like, by=g.stage))
+    return _without(measured, lambda g: _siblings(g, _own_replica(g), like, by=g.stage))
 
 
 def _own_replica(dag: WorkloadDAG) -> np.ndarray:
@@ -143,22 +141,18 @@ def _check_present(what: str, have: np.ndarray, *wanted: int) -> None:
         raise ValueError(f"stage {wanted[0]} cannot stand in for itself")
 
 
-def _without(
-    dag: WorkloadDAG, observed: xr.Dataset, find: Callable[[WorkloadDAG], np.ndarray]
-) -> StepModel:
+def _without(measured: MeasuredSteps, find: Callable[[WorkloadDAG], np.ndarray]) -> StepModel:
     """Fit blind to the ops that have a sibling, which then serves for them."""
-    check_ops(observed, dag)
     # what delays a step only shows in the replay of that whole step
-    wide, steps = add_gaps(dag, observed, choose_gaps(dag, observed))
+    steps = measured.with_gaps(choose_gaps(measured))
+    wide = steps.dag
     sibling = find(wide)
     seen = sibling == ALONE
-    pools = fit_pools(wide, steps, ops=seen)
-    enough = steps.sizes["step"] >= MIN_STEPS
-    coupling = (
-        fit_coupling(wide, steps, pools, ops=seen).coupling if enough else Coupling.independent()
-    )
+    pools = fit_pools(steps, ops=seen)
+    enough = steps.n_steps >= MIN_STEPS
+    coupling = fit_coupling(steps, pools, ops=seen).coupling if enough else Coupling.independent()
     pools |= {PoolKey(s): Fixed(0.0) for s in wide.signatures if PoolKey(s) not in pools}
-    model = StepModel(wide, pools, coupling, source=steps.attrs["source"])
+    model = StepModel(wide, pools, coupling, source=steps.source)
     return model.override(
         ~seen, lambda op, _: model.op_pools[s] if (s := sibling[op]) >= 0 else Fixed(0.0)
     )

@@ -18,9 +18,8 @@ from tqdm import tqdm
 
 from prism.base import schema, stats
 from prism.model.coupling import Coupling
-from prism.model.dag import WorkloadDAG
 from prism.model.engine.montecarlo import simulate
-from prism.traces import MIN_STEPS, build_graph, choose_gaps, fit_model, observe, replay
+from prism.traces import MIN_STEPS, MeasuredSteps, choose_gaps, fit_model, measure_steps, replay
 from prism.validation.comparison import QUANTILES, compare
 
 SCENARIOS = ("model", "independent", "means only", "resampled")
@@ -57,10 +56,9 @@ def validate(
     ValueError
         With fewer than 2 steps.
     """
-    graph = build_graph(trace, gpus_per_node=gpus_per_node)
-    observed = observe(trace, graph)
+    measured = measure_steps(trace, gpus_per_node=gpus_per_node)
     return cross_validate(
-        graph.dag, observed, folds=folds, draws=draws, block=block, seed=seed, progress=progress
+        measured, folds=folds, draws=draws, block=block, seed=seed, progress=progress
     )
 
 
@@ -96,20 +94,15 @@ def validate_each(traces: Mapping[str, xr.Dataset], **settings) -> xr.Dataset:
 
 def _with_replay(trace: xr.Dataset, settings: dict) -> xr.Dataset:
     nodes = settings.get("gpus_per_node", 8)
-    graph = build_graph(trace, gpus_per_node=nodes)
-    observed = observe(trace, graph)
-    worst = [
-        float(np.abs(replay(observed, graph.dag, gaps=g)["relative_error"]).max())
-        for g in (True, False)
-    ]
+    measured = measure_steps(trace, gpus_per_node=nodes)
+    worst = [float(np.abs(replay(measured, gaps=g)["relative_error"]).max()) for g in (True, False)]
     rest = {k: v for k, v in settings.items() if k != "gpus_per_node"}
-    found = cross_validate(graph.dag, observed, **rest)
+    found = cross_validate(measured, **rest)
     return found.assign(replay_error=("gaps", worst)).assign_coords(gaps=["kept", "left out"])
 
 
 def cross_validate(
-    dag: WorkloadDAG,
-    observed: xr.Dataset,
+    measured: MeasuredSteps,
     *,
     folds: int = 4,
     draws: int = 4000,
@@ -122,8 +115,7 @@ def cross_validate(
 
     Parameters
     ----------
-    dag : WorkloadDAG without lanes
-    observed : Dataset of `prism.traces.observe`
+    measured : MeasuredSteps
         With fewer than 8 steps nothing is left out and what needs it is NaN.
     folds : int
         Blocks of neighbouring steps.
@@ -157,23 +149,23 @@ def cross_validate(
     ValueError
         With fewer than 2 steps, or fewer than 2 folds.
     """
-    n = observed.sizes["step"]
+    n = measured.n_steps
     if n < 2:
         raise ValueError(f"one measured step has no distribution to validate against (got {n})")
     if folds < 2 or block < 1:
         raise ValueError(f"folds must be at least 2 and block 1, got {folds} and {block}")
-    measured = observed["step_time"].values
-    chosen = choose_gaps(dag, observed)
-    whole = fit_model(dag, observed, gaps=chosen)
-    inside = _predictions(whole, measured, draws, seed)
+    step_time = measured.step_time.values
+    chosen = choose_gaps(measured)
+    whole = fit_model(measured, gaps=chosen)
+    inside = _predictions(whole, step_time, draws, seed)
     label = np.arange(n) * folds // n
     held: list[dict[str, np.ndarray]] = []
     enough = n >= max(LEAST_STEPS, 2 * folds)
     for k in tqdm(range(folds if enough else 0), desc="folds", disable=not progress, leave=False):
-        train = observed.isel(step=np.flatnonzero(label != k))
-        model = fit_model(dag, train)
-        held.append(_predictions(model, train["step_time"].values, draws, seed + 1 + k))
-    rows = [_scores(s, inside, held, measured, label, block, seed) for s in SCENARIOS]
+        train = measured.select(np.flatnonzero(label != k))
+        model = fit_model(train)
+        held.append(_predictions(model, train.step_time.values, draws, seed + 1 + k))
+    rows = [_scores(s, inside, held, step_time, label, block, seed) for s in SCENARIOS]
     made = {
         "steps": n,
         "folds": len(held),
@@ -185,7 +177,7 @@ def cross_validate(
         "events": dict(whole.coupling.events),
         "event_scores": {k: dict(v) for k, v in whole.coupling.event_scores.items()},
     }
-    return _dataset(rows, inside, observed, made, seed)
+    return _dataset(rows, inside, measured, made, seed)
 
 
 #: dimensions of figures that have more than one value a scenario
@@ -197,7 +189,7 @@ _DIMS = {
 }
 
 
-def _dataset(rows: list[dict], inside: dict, observed: xr.Dataset, made: dict, seed: int):
+def _dataset(rows: list[dict], inside: dict, measured: MeasuredSteps, made: dict, seed: int):
     def dims(name: str) -> tuple[str, ...]:
         usual = ("scenario", "ci_bound") if name.endswith("interval") else ("scenario",)
         return _DIMS.get(name, usual)
@@ -208,19 +200,19 @@ def _dataset(rows: list[dict], inside: dict, observed: xr.Dataset, made: dict, s
             "ks_critical": ((), float(kstwo.ppf(0.95, made["steps"]))),
             "step_time": ("draw", inside["model"]),
             "independent_time": ("draw", inside["independent"]),
-            "measured_time": ("step", observed["step_time"].values),
+            "measured_time": ("step", measured.step_time.values),
         },
         coords={
-            "step": observed["step"].values,
+            "step": measured.steps["step"].values,
             "scenario": list(SCENARIOS),
             "quantile": list(QUANTILES),
             "level": list(LEVELS),
             "ci_bound": ["lower", "upper"],
         },
         made_by="prism.validate",
-        source=schema.derived_source(observed.attrs["source"]),
+        source=schema.derived_source(measured.source),
         seed=seed,
-        provenance={**schema.provenance(observed), **made},
+        provenance={**measured.provenance, **made},
     )
 
 

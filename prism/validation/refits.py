@@ -14,14 +14,12 @@ import xarray as xr
 from scipy.stats import norm
 
 from prism.base import schema, stats
-from prism.model.dag import WorkloadDAG
 from prism.model.engine.montecarlo import simulate
-from prism.traces import choose_gaps, fit_model
+from prism.traces import MeasuredSteps, choose_gaps, fit_model
 
 
 def refit_resamples(
-    dag: WorkloadDAG,
-    observed: xr.Dataset,
+    measured: MeasuredSteps,
     *,
     q: float = 0.95,
     resamples: int = 100,
@@ -39,8 +37,7 @@ def refit_resamples(
 
     Parameters
     ----------
-    dag : WorkloadDAG without lanes
-    observed : Dataset of `prism.traces.observe`
+    measured : MeasuredSteps
     q : float
     resamples, draws : int
     block : int
@@ -55,14 +52,14 @@ def refit_resamples(
     if not 0 < q < 1:
         raise ValueError(f"q must lie strictly between 0 and 1, got {q}")
     rng = np.random.default_rng(seed)
-    n = observed.sizes["step"]
-    kept = choose_gaps(dag, observed)
+    n = measured.n_steps
+    kept = choose_gaps(measured)
     values = np.empty(resamples)
     for r in range(resamples):
-        steps = observed.isel(step=stats.block_indices(rng, n, block))
-        runs = simulate(fit_model(dag, steps, gaps=kept), draws, seed=int(rng.integers(2**62)))
+        steps = measured.select(stats.block_indices(rng, n, block))
+        runs = simulate(fit_model(steps, gaps=kept), draws, seed=int(rng.integers(2**62)))
         values[r] = np.quantile(runs["step_time"], q)
-    whole = simulate(fit_model(dag, observed, gaps=kept), draws, seed=seed)
+    whole = simulate(fit_model(measured, gaps=kept), draws, seed=seed)
     return schema.dataset(
         {
             "quantile_value": ("trial", values),
@@ -70,16 +67,16 @@ def refit_resamples(
             "step_time": ("draw", whole["step_time"].values),
         },
         made_by="prism.validation.refit_resamples",
-        source=schema.derived_source(observed.attrs["source"]),
+        source=schema.derived_source(measured.source),
         seed=seed,
         provenance={
-            **schema.provenance(observed),
+            **measured.provenance,
             "q": q,
             "draws": draws,
             "block": block,
             "steps": n,
             # neighbours alike are worth fewer; lags up to a quarter of the recording may count
-            "effective_steps": stats.effective_size(observed["step_time"].values, max(block, n // 4)),
+            "effective_steps": stats.effective_size(measured.step_time.values, max(block, n // 4)),
         },
     )  # fmt: skip
 

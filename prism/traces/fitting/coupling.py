@@ -28,7 +28,7 @@ from prism.model.dag import WorkloadDAG
 from prism.model.pools import DurationPool
 from prism.model.signature import PoolKey
 from prism.traces.fitting.joint_events import event_scores, find_events, without_events
-from prism.traces.measured_steps import check_ops
+from prism.traces.measured_steps import MeasuredSteps
 
 LEVELS = ("step", "node", "rank", "microbatch")
 #: in which entries that no pair tells are filled from the others
@@ -60,8 +60,7 @@ class CouplingFit:
 
 
 def fit_coupling(
-    dag: WorkloadDAG,
-    observed: xr.Dataset,
+    measured: MeasuredSteps,
     pools: Mapping[PoolKey, DurationPool],
     *,
     blocks: int = 10,
@@ -72,8 +71,7 @@ def fit_coupling(
 
     Parameters
     ----------
-    dag : WorkloadDAG without lanes
-    observed : Dataset of `observe`, at least `blocks` x 2 steps
+    measured : MeasuredSteps, at least `blocks` x 2 steps
     pools : mapping
         The pools of the model. An op's scores are taken within the pool that it resolves to; where
         that pool is shared by several ranks, what keeps them apart becomes a persistent loading; it takes
@@ -94,14 +92,13 @@ def fit_coupling(
     ValueError
         With fewer than 2 steps a block.
     """
-    check_ops(observed, dag)
-    steps = observed.sizes["step"]
+    dag, steps = measured.dag, measured.n_steps
     if steps < 2 * blocks:
         raise ValueError(
             f"needs at least {2 * blocks} steps for {blocks} jackknife blocks, got {steps}"
         )
     pool = _pool_of_op(dag, pools)
-    duration = observed["duration"].values.T
+    duration = measured.duration.values.T
     varies = np.ptp(duration, axis=1) > 0
     if ops is not None:
         pool = np.where(ops, pool, pool.max() + 1)
@@ -123,7 +120,7 @@ def fit_coupling(
         {k: p for k, (p, _, _) in events.items()},
         event_scores(z[varies], classes[varies], kinds[varies], events),
     )
-    return CouplingFit(coupling, _shares(fitted, observed), tails)
+    return CouplingFit(coupling, _shares(fitted, measured), tails)
 
 
 def _pool_of_op(dag: WorkloadDAG, pools: Mapping[PoolKey, DurationPool]) -> np.ndarray:
@@ -346,7 +343,7 @@ def _loadings(a: np.ndarray, error: np.ndarray) -> dict[str, Loading]:
     }
 
 
-def _shares(fitted: Mapping, observed: xr.Dataset) -> xr.Dataset:
+def _shares(fitted: Mapping, measured: MeasuredSteps) -> xr.Dataset:
     shape = (len(fitted), len(LEVELS), 2)
     a = np.array([v[0] for v in fitted.values()]).reshape(shape)
     error = np.array([v[1] for v in fitted.values()]).reshape(shape)
@@ -359,5 +356,5 @@ def _shares(fitted: Mapping, observed: xr.Dataset) -> xr.Dataset:
             "component": ["transient", "persistent"],
         },
         made_by="prism.traces.fit_coupling",
-        source=observed.attrs["source"],
+        source=measured.source,
     )

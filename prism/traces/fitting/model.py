@@ -11,15 +11,14 @@ import xarray as xr
 from prism.base import schema
 from prism.base.stats import crps
 from prism.model.coupling import Coupling
-from prism.model.dag import WorkloadDAG
 from prism.model.engine.montecarlo import simulate
 from prism.model.pools import DurationPool, fitting
 from prism.model.signature import PoolKey
 from prism.model.step_model import StepModel
 from prism.traces.fitting.coupling import fit_coupling
-from prism.traces.fitting.gaps import EFFECTIVE, WHOLE, add_gaps, kept_kinds
-from prism.traces.graph import build_graph
-from prism.traces.measured_steps import check_ops, observe
+from prism.traces.fitting.gaps import kept_kinds
+from prism.traces.gap_ops import EFFECTIVE, WHOLE
+from prism.traces.measured_steps import MeasuredSteps, measure_steps
 
 MIN_SAMPLES = 10
 MIN_STEPS = 20
@@ -28,8 +27,7 @@ CLEARLY = 0.01
 
 
 def fit_pools(
-    dag: WorkloadDAG,
-    observed: xr.Dataset,
+    measured: MeasuredSteps,
     *,
     family: str = "empirical",
     min_samples: int = MIN_SAMPLES,
@@ -39,8 +37,7 @@ def fit_pools(
 
     Parameters
     ----------
-    dag : WorkloadDAG
-    observed : Dataset of `observe`
+    measured : MeasuredSteps
     family : str
         As in `prism.model.pools.fit`; ops whose samples have no spread, or are zero at times, stay empirical.
     min_samples : int
@@ -53,9 +50,8 @@ def fit_pools(
     -------
     dict of PoolKey to DurationPool
     """
-    check_ops(observed, dag)
-    duration = observed["duration"].values.T
-    samples: dict[PoolKey, list[np.ndarray]] = defaultdict(list)
+    duration = measured.duration.values.T
+    dag, samples = measured.dag, defaultdict(list)
     for op, index in enumerate(dag.pool_key_of_op):
         if ops is not None and not ops[op]:
             continue
@@ -72,15 +68,12 @@ def fit_pools(
     return fitted
 
 
-def borrowing(
-    dag: WorkloadDAG, observed: xr.Dataset, pools: Mapping[PoolKey, DurationPool]
-) -> xr.Dataset:
+def borrowing(measured: MeasuredSteps, pools: Mapping[PoolKey, DurationPool]) -> xr.Dataset:
     """How many samples each place of the step has of its own, and how far it borrows.
 
     Parameters
     ----------
-    dag : WorkloadDAG
-    observed : Dataset of `observe`
+    measured : MeasuredSteps
     pools : mapping
         Of `fit_pools`.
 
@@ -91,8 +84,8 @@ def borrowing(
         ``borrowed``: 0 for a pool of its own, 1 for one of any position, 2 for one of any site;
         ``samples_used``, of the pool that its ops draw from.
     """
-    check_ops(observed, dag)
-    steps = observed.sizes["step"]
+    steps = measured.n_steps
+    dag = measured.dag
     own = np.bincount(dag.pool_key_of_op, minlength=len(dag.pool_keys)) * steps
     lines = [[key, *key.parents()] for key in dag.pool_keys]
     used = [next(k for k in line if k in pools) for line in lines]
@@ -114,7 +107,7 @@ def borrowing(
         },
         coords={"pool": np.array([str(k) for k in dag.pool_keys], dtype="U")},
         made_by="prism.traces.borrowing",
-        source=observed.attrs["source"],
+        source=measured.source,
     )
 
 
@@ -145,13 +138,12 @@ def model_from_trace(
     TraceError
         As `build_graph`.
     """
-    graph = build_graph(trace, gpus_per_node=gpus_per_node)
-    return fit_model(graph.dag, observe(trace, graph), family=family, min_samples=min_samples)
+    measured = measure_steps(trace, gpus_per_node=gpus_per_node)
+    return fit_model(measured, family=family, min_samples=min_samples)
 
 
 def fit_model(
-    dag: WorkloadDAG,
-    observed: xr.Dataset,
+    measured: MeasuredSteps,
     *,
     family: str = "empirical",
     min_samples: int = MIN_SAMPLES,
@@ -163,7 +155,7 @@ def fit_model(
 
     Parameters
     ----------
-    dag, observed, family, min_samples
+    measured, family, min_samples
         As in `fit_pools`.
     gaps : mapping of op kind to ``effective`` or ``whole``, optional
         Kinds that keep their idle gaps; as `choose_gaps` chooses on these steps if not given.
@@ -173,15 +165,19 @@ def fit_model(
     StepModel
         Its graph has the kept gaps as ops; `remove_gaps` gives back the one that was handed in.
     """
-    chosen = choose_gaps(dag, observed) if gaps is None else gaps
-    dag, observed = add_gaps(dag, observed, chosen)
-    fitted = fit_pools(dag, observed, family=family, min_samples=min_samples)
-    enough = observed.sizes["step"] >= MIN_STEPS
-    coupling = fit_coupling(dag, observed, fitted).coupling if enough else Coupling.independent()
-    return StepModel(dag, fitted, coupling, source=observed.attrs["source"])
+    chosen = choose_gaps(measured) if gaps is None else gaps
+    return _fit(measured.with_gaps(chosen), family, min_samples)
 
 
-def choose_gaps(dag: WorkloadDAG, observed: xr.Dataset, *, draws: int = 1000) -> dict[str, str]:
+def _fit(wide: MeasuredSteps, family: str, min_samples: int) -> StepModel:
+    """Fit pools and coupling to steps whose kept gaps are ops."""
+    fitted = fit_pools(wide, family=family, min_samples=min_samples)
+    enough = wide.n_steps >= MIN_STEPS
+    coupling = fit_coupling(wide, fitted).coupling if enough else Coupling.independent()
+    return StepModel(wide.dag, fitted, coupling, source=wide.source)
+
+
+def choose_gaps(measured: MeasuredSteps, *, draws: int = 1000, seed: int = 0) -> dict[str, str]:
     """Kinds of op that keep their idle gaps, and whether whole or only the effective part.
 
     Gaps are kept where the replay needs them (`kept_kinds`), and only their effective part; a kind's gaps
@@ -190,22 +186,22 @@ def choose_gaps(dag: WorkloadDAG, observed: xr.Dataset, *, draws: int = 1000) ->
 
     Parameters
     ----------
-    dag : WorkloadDAG without lanes
-    observed : Dataset of `observe`
+    measured : MeasuredSteps
         The steps used for fitting, never those of a test.
     draws : int
-        Of each trial.
+        Draws of each trial.
+    seed : int
 
     Returns
     -------
     dict of op kind to ``effective`` or ``whole``
     """
-    kept = list(kept_kinds(dag, observed))
+    kept = list(kept_kinds(measured))
     chosen = dict.fromkeys(kept, EFFECTIVE)
 
     def score(choice: Mapping[str, str]) -> float:
-        model = fit_model(dag, observed, gaps=choice)
-        return crps(simulate(model, draws)["step_time"], observed["step_time"])
+        model = _fit(measured.with_gaps(choice), "empirical", MIN_SAMPLES)
+        return crps(simulate(model, draws, seed=seed)["step_time"], measured.step_time)
 
     best = score(chosen) if kept else 0.0
     for kind in kept:
