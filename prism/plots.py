@@ -181,7 +181,7 @@ def exceedance(ds: xr.Dataset, slowdown: float, ax):
 
 
 def shares(ds: xr.Dataset, ax):
-    """What components add to p95, alone, last and on average over all orders (`prism.ablate`)."""
+    """Plot the shares of components in p95: alone, last and Shapley (`prism.ablate`)."""
     places = np.arange(ds.sizes["component"])
     for i, name in enumerate(("alone", "shapley", "last")):
         y, (low, high) = 1e3 * ds[name].values, 1e3 * ds[f"{name}_interval"].values.T

@@ -1,4 +1,4 @@
-"""What notebooks and pipeline share: the study's root, its parameters, its files.
+"""A study: its root, parameters and files, shared by notebooks and pipeline.
 
 Every path in a study is relative to its root, wherever a notebook was opened from. Files are
 written under a temporary name and renamed, so a run that fails leaves the earlier result as it was.

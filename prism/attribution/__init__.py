@@ -1,4 +1,4 @@
-"""Where variability comes from: which component, which kernel, which machine; what would be saved, what may be spent."""
+"""Attribution of variability to components, kernels and machines: shares, savings and budgets."""
 
 import lazy_loader as _lazy
 

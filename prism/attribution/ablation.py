@@ -1,4 +1,4 @@
-"""Which component variability comes from: all subsets with the same random numbers, and Shapley shares."""
+"""Ablation of components: every subset with common random numbers, and Shapley shares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ablate(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """What each component adds to a statistic of step time, alone, last, and on average over all orders.
+    """Attribute a statistic of step time to components: alone, last, and as Shapley shares.
 
     ``v(S)`` is the statistic when only the components in S vary and the others are at their mean; all subsets are
     simulated with the same random numbers. The Shapley share of a component is its mean addition over all orders,
@@ -61,9 +61,9 @@ def ablate(
     statistic : {"p95", "mean", "std", "variance", "cv"}
     draws, seed : int
     resamples, confidence
-        Of the bootstrap over draws, the same ones in every subset.
+        Number of resamples of the bootstrap over draws, the same ones in every subset.
     executor, progress
-        As in `prism.sweep`.
+        Passed on to `prism.sweep`.
 
     Returns
     -------

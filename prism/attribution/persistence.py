@@ -23,7 +23,7 @@ def persistent_share(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> xr.Dataset:
-    """How much of the variation of step time stays with a job, by component.
+    """Compute the share of step-time variance that stays with a job, by component.
 
     Persistent variation (which GPUs a job got) makes some jobs slow in every step: placement and replacement help.
     Transient variation makes some steps slow in every job: steadier kernels help. Each component varies alone, the

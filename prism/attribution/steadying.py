@@ -1,4 +1,4 @@
-"""What is worth steadying: p95 saved if some ops never varied, by kind, rank and stage."""
+"""Savings: reduction of p95 if some ops were constant, by kind, rank, stage or place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def savings(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """What is worth steadying: p95 saved if some ops never varied, and how p95 follows their mean and their spread.
+    """Compute the reduction of p95 if some ops were constant, and its response to their mean and spread.
 
     Elasticities are relative changes of p95 over the relative change of what is changed, all durations of the group (`elasticity`)
     or their distance from the mean alone (`elasticity_spread`), taken on the mean of the draws between the quantiles of
@@ -43,9 +43,9 @@ def savings(
     by : {"kind", "rank", "stage", "rank and kind"}
         What is taken together: ops of a name, of a rank (its compute), of a pipeline stage, of a name on a rank.
     draws, seed, executor, progress
-        As in `prism.sweep`.
+        Passed on to `prism.sweep`.
     resamples : int
-        Of the paired bootstrap over draws behind intervals, 95 %.
+        Number of resamples of the paired bootstrap over draws behind the 95 % intervals.
 
     Returns
     -------
@@ -92,7 +92,7 @@ def _resampled(x: np.ndarray, pick: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _row(model: StepModel, runs: xr.Dataset, name: str, ops: tuple, paths, base, pick) -> dict:
-    """What is said of one group of ops."""
+    """Compute the figures of one group of ops."""
     p95, around = base
     changed = {
         how: _resampled(runs["step_time"].sel(scenario=f"{how} {name}").values, pick)
@@ -129,7 +129,7 @@ def savings_by_place(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """Which machine and which kernel: p95 saved if ops of one kind in one place never varied.
+    """Compute the reduction of p95 if the ops of one kind at one place were constant.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def savings_by_place(
     columns : {"kind", "stage"}
         Ops that belong to no one rank or stage (collectives) are in a row of their own, ``shared``.
     draws, seed, executor, progress
-        As in `prism.sweep`; one scenario a cell.
+        Passed on to `prism.sweep`; one scenario a cell.
 
     Returns
     -------

@@ -39,7 +39,7 @@ def budget(
     most: float = 10.0,
     steps: int = 20,
 ) -> xr.Dataset:
-    """How much a component may vary so that p95 stays under a target.
+    """Find the largest variability of a component that keeps p95 under a target.
 
     The component's durations are stretched about their mean. LogNormal, Normal and Gamma pools take f times their cv and
     stay what they are; others become ``mean + f (T - mean)``. The first f on a grid at which p95 passes the target is
@@ -49,7 +49,7 @@ def budget(
     ----------
     model : StepModel
     component : str
-        Of `partition`.
+        Name of one of the components of `partition`.
     target : float
         Seconds of p95.
     draws, seed : int

@@ -1,4 +1,4 @@
-"""Where and how many independent cells run: here, on an executor, resumable, with a bar."""
+"""Execution of independent cells: here or on an executor, resumable, with a progress bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables from strangers: CSV and parquet, refused in one line where they cannot be what they should."""
+"""Untrusted CSV and parquet tables; an invalid one raises a one-line `TableError`."""
 
 from __future__ import annotations
 

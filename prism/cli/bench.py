@@ -33,20 +33,24 @@ def add_commands(commands) -> None:
         description="Train a small transformer on this machine's CPUs over gloo, data, tensor and pipeline "
         "parallel, and leave a table of op records a rank, for `prism simulate` and `prism validate`.",
     )
-    train.add_argument("folder", help="where the tables go")
+    train.add_argument("folder", help="folder for the tables")
     for name, default in asdict(Layout()).items():
         train.add_argument(
             f"--{name}", type=int, default=default, help=f"{_SIZES[name]} (default {default})"
         )
     train.add_argument("--steps", type=int, default=2000, help="steps to record (default 2000)")
-    train.add_argument("--skip", type=int, default=50, help="steps before that (default 50)")
+    train.add_argument(
+        "--skip", type=int, default=50, help="warm-up steps, not recorded (default 50)"
+    )
     train.add_argument(
         "--condition",
         choices=CONDITIONS,
         default="steady",
-        help="slow-rank: the last rank computes twice; background: load that comes and goes",
+        help="slow-rank: the last rank computes twice; background: an intermittent load",
     )
-    train.add_argument("--seed", type=int, default=0, help="of weights, data and load (default 0)")
+    train.add_argument(
+        "--seed", type=int, default=0, help="seed of weights, data and load (default 0)"
+    )
     train.set_defaults(run=_bench_training)
 
 
@@ -73,19 +77,21 @@ def _bench_training(arguments: argparse.Namespace) -> None:
 def _gemm_parser(bench) -> None:
     gemm = bench.add_parser(
         "gemm",
-        help="matrix products over and over, sensors beside each (torch, or numpy)",
+        help="time repeated matrix products, with sensor readings (torch, or numpy)",
         description="Time matrix products on every GPU of this machine, or on its CPU, and read clock, power, temperature and "
         "clock-event reasons after each trial. Start it once a machine, for instance by srun; each leaves a file of "
         "its own in the folder, which prism.read_fleet reads.",
     )
-    gemm.add_argument("folder", help="where the table goes")
+    gemm.add_argument("folder", help="folder for the table")
     gemm.add_argument(
         "--shape", nargs="+", type=_shape, default=[(2048, 2048, 2048)], metavar="MxNxK",
-        help="sizes (default 2048x2048x2048)",
+        help="matrix sizes (default 2048x2048x2048)",
     )  # fmt: skip
     gemm.add_argument("--dtype", nargs="+", choices=list(BYTES), default=["float32"])
     gemm.add_argument("--trials", type=int, default=1000, help="timed products (default 1000)")
-    gemm.add_argument("--warmup", type=int, default=50, help="products before that (default 50)")
+    gemm.add_argument(
+        "--warmup", type=int, default=50, help="warm-up products, not recorded (default 50)"
+    )
     gemm.add_argument(
         "--device", default="auto", help="auto, cuda, cuda:<index>, cpu (torch) or numpy"
     )
@@ -96,17 +102,21 @@ def _gemm_parser(bench) -> None:
 def _collective_parser(bench) -> None:
     collective = bench.add_parser(
         "collective",
-        help="collectives between ranks, every iteration (needs torch)",
+        help="time every iteration of collectives between ranks (needs torch)",
         description="Time collectives over NCCL or RCCL where every rank has a GPU, over gloo elsewhere. Started by torchrun or "
         "srun (with MASTER_ADDR and MASTER_PORT set) it is one rank; otherwise it starts its own on this machine.",
     )
-    collective.add_argument("folder", help="where the tables go")
+    collective.add_argument("folder", help="folder for the tables")
     collective.add_argument("--op", nargs="+", choices=OPS, default=list(OPS))
     collective.add_argument(
         "--bytes", nargs="+", type=int, default=[1024, 65536, 1 << 20], help="message sizes"
     )
-    collective.add_argument("--iterations", type=int, default=1000, help="default 1000")
-    collective.add_argument("--warmup", type=int, default=20, help="iterations before (default 20)")
+    collective.add_argument(
+        "--iterations", type=int, default=1000, help="timed iterations (default 1000)"
+    )
+    collective.add_argument(
+        "--warmup", type=int, default=20, help="warm-up iterations, not recorded (default 20)"
+    )
     collective.add_argument("--ranks", type=int, help="ranks to start here (default 2)")
     _reveal(collective)
     collective.set_defaults(run=_collective)
@@ -115,11 +125,13 @@ def _collective_parser(bench) -> None:
 def _telemetry_parser(bench) -> None:
     telemetry = bench.add_parser(
         "telemetry",
-        help="sensors at a rate (GPUs by NVML, or the host)",
+        help="record sensors at a fixed rate (GPUs by NVML, or the host)",
         description="Read clock, power, temperature, load and clock-event reasons of every GPU, or of the host.",
     )
-    telemetry.add_argument("folder", help="where the table goes")
-    telemetry.add_argument("--seconds", type=float, default=60.0, help="default 60")
+    telemetry.add_argument("folder", help="folder for the table")
+    telemetry.add_argument(
+        "--seconds", type=float, default=60.0, help="seconds to record (default 60)"
+    )
     telemetry.add_argument(
         "--rate", type=float, default=10.0, help="readings a second (default 10)"
     )

@@ -76,12 +76,16 @@ def _parser() -> argparse.ArgumentParser:
     val = commands.add_parser(
         "validate",
         parents=[trace, common],
-        help="how far off the model is on steps that it has not seen",
+        help="cross-validate the model on left-out steps",
         description="Fit a model to blocks of the measured steps, predict the blocks left out, and compare, "
         "beside independent draws, means only, and the measured steps themselves.",
     )
-    val.add_argument("--folds", type=int, default=4, help="blocks that are left out (default 4)")
-    val.add_argument("--draws", type=int, default=4000, help="draws a prediction (default 4000)")
+    val.add_argument(
+        "--folds", type=int, default=4, help="blocks of steps, each left out once (default 4)"
+    )
+    val.add_argument(
+        "--draws", type=int, default=4000, help="draws of each prediction (default 4000)"
+    )
     val.set_defaults(run=_validate)
     bench.add_commands(commands)
     schedule.add_command(commands)
@@ -106,7 +110,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 
 def _from_context(arguments: argparse.Namespace) -> tuple:
-    """What a spec says, its model and its draws."""
+    """Return the report on a spec, its model and its draws."""
     ctx = read_context(arguments.trace[0])
     model = model_from_context(ctx)
     begin = time.monotonic()
@@ -117,7 +121,7 @@ def _from_context(arguments: argparse.Namespace) -> tuple:
 
 
 def _from_trace(arguments: argparse.Namespace) -> tuple:
-    """What measured steps say, the model fitted to them and its draws."""
+    """Return the report on measured steps, the model fitted to them and its draws."""
     watching = sys.stderr.isatty()
     with _listening() as notes:
         trace = traces.read_trace(arguments.trace, progress=watching)

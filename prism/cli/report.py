@@ -1,4 +1,4 @@
-"""What the command line says: results as mappings for JSON, and as text."""
+"""Reports of the command line: results as mappings for JSON, and as text."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _share_of(runs: xr.Dataset, component: str) -> float:
 
 
 def _graph_facts(trace: xr.Dataset, measured: traces.MeasuredSteps) -> dict:
-    """What was inferred and corrected on the way from the trace to the graph."""
+    """Collect the inferences and corrections made between the trace and the graph."""
     read, seen = provenance(trace), measured.provenance
     facts = {k: read[k] for k in ("edges_recorded", "edges_inferred", "aligned") if k in read}
     if "clock_skew_ns" in read:
@@ -166,7 +166,7 @@ def _worst(measured: traces.MeasuredSteps, *, gaps: bool) -> float:
 
 
 def _is_computed(trace: xr.Dataset) -> bool:
-    """Whether the trace's step time comes from its graph, for want of recorded times."""
+    """Tell whether the step time was computed from the graph, since the trace has no times."""
     return str(provenance(trace).get("step", "")).startswith("computed")
 
 
@@ -320,7 +320,7 @@ def _summary(runs: xr.Dataset, measured: traces.MeasuredSteps) -> dict:
 
 
 def _trusted(s: dict) -> bool:
-    """Whether the graph returns measured step times to 1 % with all gaps, and to 5 % with none."""
+    """Tell whether the graph returns measured step times to 1 % with all gaps, to 5 % with none."""
     worst = s["replay_largest_error"]
     return worst["with_gaps"] < 0.01 and worst["without_gaps"] < 0.05
 

@@ -23,7 +23,7 @@ def add_command(commands) -> None:
     """Add ``schedule`` to a parser's commands."""
     s = commands.add_parser(
         "schedule",
-        help="policies that plan with a point estimate, a p95 and others, on a job log",
+        help="compare point, p95 and other run-time estimates under scheduling policies, on a job log",
         description="Run scheduling policies on a job log whose run times are uncertain, planning with several estimators over the same "
         "real run times, and print completion times, their ratios with intervals over seeds, and what else tells whether a ratio "
         "is to be believed.",
@@ -31,7 +31,7 @@ def add_command(commands) -> None:
     s.add_argument(
         "jobs", help="job log: a table, the logs that others publish, or a synthetic one (.yaml)"
     )
-    s.add_argument("--gpus", type=int, required=True, help="of the cluster")
+    s.add_argument("--gpus", type=int, required=True, help="GPUs in the cluster")
     s.add_argument(
         "--policy",
         nargs="+",
@@ -39,8 +39,8 @@ def add_command(commands) -> None:
         metavar="NAME",
         help=", ".join(cluster.POLICIES),
     )
-    s.add_argument("--estimate", nargs="+", default=["point", "p95"], metavar="NAME", help=f"the first is what others are compared with; {', '.join(ESTIMATES)}")  # fmt: skip
-    s.add_argument("--overrun", nargs="+", default=["killable"], choices=list(cluster.OVERRUNS), help="what happens to a job that outlives its estimate")  # fmt: skip
+    s.add_argument("--estimate", nargs="+", default=["point", "p95"], metavar="NAME", help=f"run-time estimates, the first one the baseline: {', '.join(ESTIMATES)}")  # fmt: skip
+    s.add_argument("--overrun", nargs="+", default=["killable"], choices=list(cluster.OVERRUNS), help="rule for a job that outlives its estimate")  # fmt: skip
     s.add_argument(
         "--growth",
         type=float,
@@ -48,20 +48,27 @@ def add_command(commands) -> None:
         help="factor on the limit of a job that was stopped at it (default 1.5)",
     )
     s.add_argument(
-        "--cv", type=float, default=0.2, help="of real run times around estimates (default 0.2)"
+        "--cv",
+        type=float,
+        default=0.2,
+        help="coefficient of variation of run time around its estimate (default 0.2)",
     )
     s.add_argument(
         "--cv-from", metavar="FILE", help="a table of cvs (cv, cov_p50), one drawn for each job"
     )
-    s.add_argument("--rounds", type=int, default=2000, help="default 2000")
+    s.add_argument(
+        "--rounds", type=int, default=2000, help="scheduling rounds to simulate (default 2000)"
+    )
     s.add_argument("--round-s", type=float, default=300.0, help="seconds of a round (default 300)")
     s.add_argument(
         "--events", action="store_true", help="decide when something happens, not in rounds"
     )
     s.add_argument(
-        "--drain", action="store_true", help="go on until all jobs that came in time are done"
+        "--drain", action="store_true", help="simulate until all jobs that arrived in time are done"
     )
-    s.add_argument("--seeds", type=int, default=5, help="default 5")
+    s.add_argument(
+        "--seeds", type=int, default=5, help="simulations with seeds of their own (default 5)"
+    )
     s.add_argument(
         "--compress", type=float, default=1.0, help="divide the times between arrivals (default 1)"
     )
@@ -81,7 +88,7 @@ def add_command(commands) -> None:
         "--failures",
         type=float,
         default=0.0,
-        help="of a node and day (default 0; published 0.0023 to 0.0065)",
+        help="node failures per node and day (default 0; published 0.0023 to 0.0065)",
     )
     s.add_argument(
         "--abrupt", action="store_true", help="stopped jobs go back to their last checkpoint"

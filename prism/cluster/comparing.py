@@ -54,7 +54,7 @@ def compare_estimates(
     Parameters
     ----------
     jobs, cluster, cv, checkpoint, speed, drain
-        As in `run_cluster`.
+        Passed on to `run_cluster`.
     policies, estimates, overruns : sequences
         Names (and rules).
     seeds : sequence of int

@@ -17,14 +17,14 @@ FAILURES = 64
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs that are given out anew every round, or whenever something happens.
+    """A GPU cluster that reallocates its GPUs every round, or at every event.
 
     Attributes
     ----------
     gpus : int
-        In all.
+        GPUs in the cluster.
     rounds : int
-        Of `round_s`: the horizon, also where time goes by events.
+        Number of rounds of `round_s`: the horizon, also where time goes by events.
     round_s : float
         Seconds between decisions.
     events : bool
@@ -86,7 +86,7 @@ def arena_cluster(rounds: int = 2000) -> Cluster:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What stopping, going on and failing costs.
+    """Costs of checkpoints, restarts and node failures.
 
     A running job writes a checkpoint every `interval_s` of work (infinite: never), which stalls it for `write_s`. Whoever
     starts or resumes spends `restart_s` first. A job that a policy stops writes one more checkpoint and loses nothing (that
@@ -149,7 +149,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a job runs on more or fewer GPUs than it asked for.
+    """Relative speed of a job on more or fewer GPUs than it asked for.
 
     Attributes
     ----------

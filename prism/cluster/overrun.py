@@ -1,4 +1,4 @@
-"""What happens to a job that outlives its estimate. The same for every estimator; only for policies that plan."""
+"""Overrun rules: the treatment of a job that outlives its estimate. The same for every estimator; only for policies that plan."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """What a policy sees: every job that has been submitted and is not finished, in order of submission.
+    """View of a policy: jobs that are submitted and not finished, in order of submission.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Queue:
 
     @property
     def running(self) -> np.ndarray:
-        """Whether a job held GPUs in the last round, bool (job,)."""
+        """Jobs that held GPUs in the last round, bool (job,)."""
         return self.given > 0
 
 
@@ -96,8 +96,8 @@ fcfs.plans = False
 
 def easy(queue: Queue) -> np.ndarray:
     """FCFS with EASY backfill (Lifka 1995): the first that does not fit gets a reservation at the planned time at which enough GPUs
-    are free, and later jobs start now if by plan they do not delay it. Nobody is stopped but those that are late, which
-    have what nobody else needs."""
+    are free, and later jobs start now if by plan they do not delay it. Only overdue jobs are
+    preempted; they run on GPUs that are otherwise idle."""
     run = np.zeros(queue.gpus.size, bool)
     own = np.flatnonzero(~queue.late)
     in_order = own[np.lexsort((queue.submit[own], ~queue.running[own]))]

@@ -18,7 +18,7 @@ LARGEST_CV = 0.5
 
 @dataclass(frozen=True, eq=False)
 class RunTimes:
-    """How real run times lie around point estimates.
+    """Real run times relative to point estimates.
 
     ``T = N max(1 + cv z, FLOOR)`` with z standard normal, or ``T = N Q(Phi(z))`` for a pool of relative run times with
     quantile function Q. The same z for every policy and estimator.
@@ -100,7 +100,7 @@ def run_times(jobs: xr.Dataset, cv: float | DurationPool) -> RunTimes:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What an estimator may look at.
+    """Information that an estimator may use.
 
     Attributes
     ----------

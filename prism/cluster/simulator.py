@@ -441,7 +441,7 @@ class _Run:
 
 
 def named(value, table: Mapping, what: str):
-    """The entry of a table, whatever the case of its name; what is no name is itself."""
+    """Look up a name case-insensitively; pass other values through."""
     if not isinstance(value, str):
         return value
     by_lower = {k.lower(): v for k, v in table.items()}

@@ -1,4 +1,4 @@
-"""How fast a job runs on more or fewer GPUs, from a model of its step."""
+"""Speed of a job by number of GPUs, from a model of its step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long things take if nothing varies: compute by roofline, communication by latency and bandwidth.
+"""Deterministic durations: compute by roofline, communication by latency and bandwidth.
 
 A matrix product of f FLOP takes ``(f + half) / (matmul peak)``, an element-wise kernel
 ``bytes / (memory bandwidth)``, each with the efficiency of `prism.context.Efficiency`. Collectives move
@@ -31,7 +31,7 @@ SCORE_TRAFFIC = 11
 
 @dataclass(frozen=True)
 class Work:
-    """What a GPU does between two collectives.
+    """Work of a GPU between two collectives.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ def optimizer_seconds(t: Topology, p: Parallelism, weights: float, experts: floa
 
 
 def shard_ranks(p: Parallelism) -> int:
-    """Ranks among which what is sharded of dense weights is shared out."""
+    """Number of ranks over which dense weights are sharded."""
     return p.shard or p.lanes
 
 
@@ -299,7 +299,7 @@ def stage_parameters(ctx: Context, stage: int) -> float:
 
 
 def expert_parameters(ctx: Context, stage: int) -> float:
-    """Those of them that are experts which other lanes do not hold."""
+    """Expert weights of the stage on this rank that no other lane holds."""
     w, p = ctx.workload, ctx.parallelism
     if p.ep == 1:
         return 0.0

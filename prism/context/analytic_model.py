@@ -86,7 +86,7 @@ def model_from_context(
     Parameters
     ----------
     ctx, variability, kernel, communication
-        As in `analytic_pools`.
+        Passed on to `analytic_pools`.
 
     Returns
     -------

@@ -111,7 +111,7 @@ def leave_one_out(
     Parameters
     ----------
     contexts, seconds, constants, start, error
-        As in `fit_efficiency`.
+        Passed on to `fit_efficiency`.
 
     Returns
     -------

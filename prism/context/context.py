@@ -1,4 +1,4 @@
-"""Who computes what, where: the parts of a training job's context."""
+"""Context of a training job: workload, parallelism, topology and assumed variability."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ Share = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
 class Variability(Spec):
-    """How durations vary where nothing was measured: assumptions, to be replaced by a fleet's.
+    """Assumed variability, used until a measured fleet is given.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What one op of a pipeline schedule consists of: compute and collectives in order, with what they cost."""
+"""Parts of a pipeline schedule's op: compute and collectives in order, with their cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Part:
     price : callable
         Mean time in seconds, as a function of the topology: another efficiency changes it, and nothing else.
     cv : float
-        Of a transfer time; compute varies as the fleet does.
+        Coefficient of variation of a transfer time; compute varies as the fleet does.
     joins : str
         For a collective over lanes, which groups of them meet; empty for compute and tensor parallel.
     layer : int
@@ -52,7 +52,7 @@ class Part:
 
     @property
     def is_compute(self) -> bool:
-        """Whether one rank does it alone."""
+        """Whether the part is compute of a single rank."""
         return self.signature.role == "compute"
 
 
@@ -214,7 +214,7 @@ def _seconds(op: str, r: analytic.Route, size: float) -> float:
 
 
 def parts(ctx: RankView, kind: str, stage: int) -> list[Part]:
-    """What a rank does for one op of the schedule, in order.
+    """List the parts of one op of the schedule on a rank, in order.
 
     Parameters
     ----------

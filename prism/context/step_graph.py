@@ -37,7 +37,7 @@ class StepGraph:
         self._cache: dict[tuple, list[Part]] = {}
         #: (kind, flow, stage, microbatch) -> ops of each slice that finish it
         self.done: dict[tuple, list[list[int]]] = {}
-        #: pipeline rank -> ops of each slice that the next one there waits for
+        #: per pipeline rank and slice: the ops that the next op there depends on
         self.front: list[list[list[int]]] = [[[] for _ in range(self.slices)] for _ in range(p.pp)]
         self.sent: dict[tuple, list[int]] = {}
         #: gradients on their way: pipeline rank -> ops of each slice
@@ -172,7 +172,7 @@ class StepGraph:
             self.reduced[rank] = self._add(rank, part, waits)
 
     def _finish(self, rank: int) -> None:
-        """What is left of the gradients, the optimizer, and weights that are gathered after it."""
+        """Add the remaining gradients, the optimizer, and the weights that are gathered after it."""
         ctx, p = self.ctx, self.ctx.parallelism
         here, experts = RankView(ctx, rank), 0.0
         end = self.front[rank]

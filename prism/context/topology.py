@@ -19,7 +19,7 @@ class Link(Spec):
 
 
 class Gpu(Spec):
-    """What one GPU can do at most.
+    """Peak rates of one GPU.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Gpu(Spec):
 
 
 class Efficiency(Spec):
-    """How much of what hardware can do is reached: the constants that a calibration fits.
+    """Fractions of peak rates that are achieved: the constants that a calibration fits.
 
     Attributes
     ----------

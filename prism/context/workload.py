@@ -1,4 +1,4 @@
-"""What a model is made of: layers and their sizes, parameters, FLOP and bytes."""
+"""Workload of a model: layers and their sizes, parameters, FLOP and bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Workload(Spec):
         Whether attention scores stay in the GPU's registers (and masked ones are not computed) or go through
         memory.
     experts, experts_per_token : int
-        Of each feed-forward; 1 and 1 are a dense model.
+        Numbers for each feed-forward; 1 and 1 are a dense model.
     parameters_b : float, optional
         What the source says, 10^9.
     """

@@ -170,7 +170,7 @@ def _seconds(cells: pd.Series, path: Path) -> np.ndarray:
 
 
 def throttling(telemetry: xr.Dataset, *, busy_above: float | None = None) -> xr.Dataset:
-    """How often, and why, clocks were held back.
+    """Compute the share of samples with throttled clocks, by device and reason.
 
     Parameters
     ----------

@@ -119,7 +119,7 @@ class Coupling:
 
     @property
     def is_independent(self) -> bool:
-        """Whether nothing is shared."""
+        """Whether ops share no score and no event."""
         shared = any(v.share > 0 for levels in self.loadings.values() for v in levels.values())
         return not shared and not self.events
 

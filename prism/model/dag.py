@@ -257,5 +257,5 @@ PER_OP = (
 
 
 def pointers(counts: Sequence[int]) -> np.ndarray:
-    """Begins of consecutive runs of so many, and the end of the last."""
+    """Return CSR row pointers from row lengths."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What identifies an operation, and what keys its duration pool."""
+"""Signatures of operations, and the keys of their duration pools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 
 class Category(enum.IntEnum):
-    """How an op varies, which decides the granularity of its pool.
+    """Category of an op, which decides the granularity of its pool.
 
     A compute op varies by rank, a collective by process group, a point-to-point transfer by
     link. ``GAP`` is idle time kept as an op of its own.

@@ -1,4 +1,4 @@
-"""What each measured step says about the ops of the graph, and the check that it adds up."""
+"""Measured steps: durations and idle gaps of the ops of a graph, and their replay."""
 
 from __future__ import annotations
 

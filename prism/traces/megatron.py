@@ -141,7 +141,7 @@ def _groups(records: list[_Record], last_stage: int) -> dict[tuple, list[_Record
 
 
 def _group_key(r: _Record) -> tuple:
-    """What members of one op have in common; its first entry is the name of the op."""
+    """Return the key that members of one op share; its first entry is the name of the op."""
     match ROLES[r.name]:
         case "pp":
             direction, side = r.name.split("-")

@@ -1,4 +1,4 @@
-"""What every reader of traces returns: one Dataset of op records, whatever the profiler was."""
+"""Op records: the one Dataset that every reader of traces returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TraceError(ValueError):
 
 
 class TraceWarning(UserWarning):
-    """Something about a trace that a reader of its results has to know."""
+    """A limitation of a trace that affects its results."""
 
 
 #: coordinates of every trace, one value an op, and what stands for "not known"

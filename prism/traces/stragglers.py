@@ -1,4 +1,4 @@
-"""What slow ops of a measured job cost: replays in which all ops but those of a group are as they should be.
+"""Cost of slow ops in a measured job: replays with ideal durations for all ops outside a group.
 
 The question, and the measure, of Lin et al. (OSDI 2025): an ideal op of a kind takes the mean over all ranks and steps
 if it computes and the median if it communicates.
@@ -115,7 +115,7 @@ def _groups(dag: WorkloadDAG, by: str) -> dict[str, np.ndarray]:
 
 
 def persistent_stragglers(measured: MeasuredSteps, *, confidence: float = 0.95) -> xr.Dataset:
-    """Is a kind of op slow on the same ranks in every step, or now here and now there?
+    """Split the variation of a kind of op over ranks into a persistent and a passing part.
 
     Durations are taken relative to the median of the same kind, stage and step over ranks, and a rank's over its ops of a
     step; what is left differs between ranks (it stays: a slow machine) or from step to step (it passes).

@@ -1,4 +1,4 @@
-"""What a trace says before any simulation: where time goes, how it varies, and what moved."""
+"""Breakdown of a trace's time by kind of op, and comparison of two traces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def breakdown(trace: xr.Dataset, *, gpus_per_node: int = 8) -> xr.Dataset:
     ----------
     trace : Dataset of `read_trace`
     gpus_per_node : int
-        As in `build_graph`.
+        Passed on to `build_graph`.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def breakdown(trace: xr.Dataset, *, gpus_per_node: int = 8) -> xr.Dataset:
     Raises
     ------
     TraceError
-        As `build_graph`.
+        If `build_graph` refuses the trace.
 
     Examples
     --------
@@ -230,7 +230,7 @@ def _sums(trace: xr.Dataset, graph: TraceGraph) -> _Sums:
 
 
 def _kinds(trace: xr.Dataset) -> list[str]:
-    """What each record counts as; empty for gaps."""
+    """Return the kind that each record counts as; empty for gaps."""
     out = []
     for name, role in zip(trace["name"].values, trace["role"].values, strict=True):
         category = Signature(str(name), role=_role(str(name), str(role))).category

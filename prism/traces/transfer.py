@@ -1,4 +1,4 @@
-"""A model fitted here, carried there: to replicas, numbers of microbatches and stages that were not measured."""
+"""Transfer of a fitted model to replicas, microbatches and stages that were not measured."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def apply_to(model: StepModel, dag: WorkloadDAG) -> StepModel:
     Parameters
     ----------
     model : StepModel
-        Of `prism.traces.fit_model`.
+        Result of `prism.traces.fit_model`.
     dag : WorkloadDAG
-        Of `prism.traces.build_graph`, with the same names of ops.
+        Graph of `prism.traces.build_graph` with the same names of ops.
 
     Returns
     -------

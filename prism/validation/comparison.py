@@ -34,7 +34,7 @@ def compare(
     seed: int = 0,
     source: str = "simulated",
 ) -> xr.Dataset:
-    """How far a predicted distribution of step time is from the measured one.
+    """Compare a predicted distribution of step time with the measured one.
 
     Parameters
     ----------
@@ -49,11 +49,11 @@ def compare(
         quantile, q if the prediction is right. An honest share needs steps that were not used for
         fitting.
     confidence : float
-        Of all intervals.
+        Confidence of all intervals.
     block : int
         Measured steps are serially correlated: lags below `block` count in the intervals.
     resamples, seed : int
-        Of the block bootstrap behind the intervals of errors.
+        Number of resamples of the block bootstrap behind the intervals of errors.
     source : {"simulated", "synthetic"}
         Synthetic if either side was made up.
 

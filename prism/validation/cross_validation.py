@@ -1,4 +1,4 @@
-"""Is a model of measured steps right about steps that it has not seen?
+"""Cross-validation: the error of a fitted model on measured steps that it has not seen.
 
 Steps are left out in blocks of neighbours, since machines drift and the step next door is no stranger. Beside
 the model stand three baselines that need no model of dependence, or no model at all: the same pools drawn
@@ -34,25 +34,25 @@ def validate(
     trace: xr.Dataset, *, gpus_per_node: int = 8, folds: int = 4, draws: int = 4000, block: int = 4,
     seed: int = 0, progress: bool = False,
 ) -> xr.Dataset:  # fmt: skip
-    """The whole procedure on a trace of several steps, with one setting for every trace.
+    """Cross-validate the model of a trace against its own measured steps.
 
     Parameters
     ----------
     trace : Dataset of `prism.read_trace`
     gpus_per_node : int
-        As in `prism.traces.build_graph`.
+        Passed on to `prism.traces.build_graph`.
     folds, draws, block, seed, progress
-        As in `cross_validate`.
+        Passed on to `cross_validate`.
 
     Returns
     -------
     Dataset
-        Of `cross_validate`.
+        Result of `cross_validate`.
 
     Raises
     ------
     TraceError
-        As `build_graph`.
+        If `build_graph` refuses the trace.
     ValueError
         With fewer than 2 steps.
     """
@@ -69,12 +69,12 @@ def validate_each(traces: Mapping[str, xr.Dataset], **settings) -> xr.Dataset:
     ----------
     traces : mapping of a name to Dataset of `prism.read_trace`
     **settings
-        Of `validate`.
+        Passed on to `validate`.
 
     Returns
     -------
     Dataset
-        Of `validate`, along `trace`, and ``replay_error(trace, gaps)``: largest relative error of a replayed
+        Results of `validate` along `trace`, and ``replay_error(trace, gaps)``: largest relative error of a replayed
         step, with idle gaps and without. Where traces have different numbers of steps,
         ``measured_time(trace, step)`` ends in NaN.
     """
@@ -120,7 +120,7 @@ def cross_validate(
     folds : int
         Blocks of neighbouring steps.
     draws : int
-        Of each prediction.
+        Draws of each prediction.
     block : int
         Serial correlation: lags below this count in the intervals.
     seed : int
@@ -303,7 +303,7 @@ def _coverage(folds: list[tuple[np.ndarray, np.ndarray]], block: int) -> dict:
 
 
 def _not_available() -> dict:
-    """What cannot be said without leaving steps out."""
+    """Return NaN for the figures that need left-out steps."""
     nan = np.nan
     return {
         "ks_distance": nan, "ks_noise_floor": nan, "crps": nan, "pinball": nan, "above_p95": nan,

@@ -1,4 +1,4 @@
-"""Guarantees that cover the fit.
+"""Confidence bounds on a quantile that include the error of the fitted model.
 
 A guarantee from draws covers the error of drawing finitely often. The larger error is usually that the
 pools come from finitely many steps: refit on resampled steps, simulate again, and both show.
@@ -127,12 +127,12 @@ SHARE_OF_DRAWS = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure and to simulate for an interval of a wanted width.
+    """Steps to measure and draws to simulate for an interval of a wanted width.
 
     Attributes
     ----------
     half_width : float, seconds
-        Of the interval of the quantile from the profile and the draws at hand.
+        Half width of the quantile's interval from the profile and the draws at hand.
     steps : int
         Steps to profile altogether.
     more_steps : int
@@ -159,7 +159,7 @@ def measurement_plan(
     of which a tenth is left to the draws. ``s(n)`` is the larger of two estimates: the spread of the
     quantile over refits (less what their draws add) as ``n^(-1/2)``; and the error of a quantile read off
     n steps, ``(Q(q + e) - Q(q - e)) / 2`` with ``e = sqrt(q (1 - q) / n)`` and Q from the draws, which sees
-    a jump beside q that few refits cross.
+    a jump of the quantile function near q, which few refits reach.
 
     This is the first of two stages (Stein 1945): measure, refit, and take the width from the longer
     profile. A short profile knows nothing of what has not happened yet: where a rare event decides the
@@ -174,7 +174,7 @@ def measurement_plan(
         Draws of the model of the profile, at least 1000.
     half_width : float, seconds
     confidence : float
-        Of the interval that is wanted.
+        Confidence of the wanted interval.
 
     Returns
     -------

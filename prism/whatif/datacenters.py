@@ -29,7 +29,7 @@ def split_cost(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """What a split over two datacenters costs, by bandwidth, latency and jitter of the link between them.
+    """Compute the cost of a split over two datacenters by bandwidth, latency and jitter of their link.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def split_cost(
     after, replicas, message
         The cut, and bytes, as there.
     draws, seed, executor, progress
-        As in `prism.sweep`.
+        Passed on to `prism.sweep`.
 
     Returns
     -------
@@ -139,7 +139,7 @@ def bandwidth_needed(found: xr.Dataset, increase: float) -> xr.Dataset:
 
 
 def _crossing(bandwidth: np.ndarray, increase: np.ndarray, limit: float) -> float:
-    """Where increases, falling with bandwidth, pass a limit."""
+    """Find the bandwidth at which the increase falls below a limit."""
     under = increase <= limit
     if not under[-1]:
         return np.inf

@@ -68,7 +68,7 @@ def throttled(
     ----------
     draws : int
     factor : float
-        Of a throttled step, at least 1.
+        Slow-down factor of a throttled step, at least 1.
     heating : float
         Time constant in steps, at least 1.
     limit, resume, cooled : float
@@ -121,7 +121,7 @@ def simulate_course(
     levels : int
         A course of more different values is rounded to so many of them (its quantiles).
     seed, executor, progress
-        As in `prism.sweep`.
+        Passed on to `prism.sweep`.
 
     Returns
     -------

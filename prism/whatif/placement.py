@@ -1,4 +1,4 @@
-"""Which node should sit where: measured node speeds against positions that matter more and less."""
+"""Placement of nodes: measured node speeds against the criticality of positions."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def position_costs(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> xr.Dataset:
-    """What one bad node costs at each position, beside the share that its stages have of the step.
+    """Compute the cost of one slow node at each position, beside its stages' share of the step.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def position_costs(
     nodes : sequence of int, optional
         Positions, all by default. Replicas of a stage are alike unless the topology tells them apart.
     draws, seed, executor, progress
-        As in `prism.sweep`.
+        Passed on to `prism.sweep`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What size does to a step: the same work for each GPU, more and more replicas."""
+"""Weak scaling: step time with the same work for each GPU and more replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 @dataclass(frozen=True)
 class Spread:
-    """How ops vary around their mean.
+    """Assumed spread of ops around their mean.
 
     Attributes
     ----------

@@ -41,7 +41,7 @@ class Frozen:
     """
 
     components: tuple[str, ...]
-    #: what does not vary anyhow may be frozen
+    #: no error if the frozen components do not vary
     allows_no_effect = True
 
     def __call__(self, model: StepModel) -> StepModel:

@@ -126,7 +126,7 @@ def _cell(model: StepModel, draws: int, seed: int, threads: int | None) -> np.nd
 
 
 class _Cache:
-    """Finished scenarios in a folder, by what their draws depend on."""
+    """Cache of finished scenarios, keyed by model fingerprint."""
 
     def __init__(self, folder: str | Path | None, draws: int, seed: int) -> None:
         self.folder, self.draws, self.seed = None if folder is None else Path(folder), draws, seed

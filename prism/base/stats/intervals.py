@@ -221,7 +221,7 @@ def ks_noise_floor(n: int, m: int) -> float:
 
 
 def crps(predicted, measured) -> float:
-    """Continuous ranked probability score: how far a predicted distribution is from what came, on average.
+    """Compute the continuous ranked probability score of a predictive distribution, mean over observations.
 
     ``mean_y E|X - y| - E|X - X'| / 2`` over measured values y, with X and X' drawn from the prediction
     (Gneiting and Raftery 2007), the second mean over pairs of different draws, so that few draws are not

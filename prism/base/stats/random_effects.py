@@ -1,4 +1,4 @@
-"""What stays and what changes: variance between groups and within them, with intervals."""
+"""One-way random effects: variance between and within groups, with jackknife intervals."""
 
 from __future__ import annotations
 

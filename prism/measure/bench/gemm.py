@@ -55,7 +55,7 @@ def measure_gemm(
     reveal_host : bool
         Whether the node is called by its host name, instead of by a hash of it.
     seed : int
-        Of the operands.
+        Seed of the operands' values.
     progress : bool
 
     Returns

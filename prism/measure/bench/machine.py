@@ -40,7 +40,7 @@ def as_yaml(facts: Mapping[str, object]) -> str:
 
 
 class Sensors(Protocol):
-    """What a device says of itself."""
+    """Readings of a device's own sensors."""
 
     def read(self) -> dict[str, float]:
         """Readings by column of `READINGS`, those that are known."""

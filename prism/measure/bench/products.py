@@ -1,4 +1,4 @@
-"""What multiplies matrices and times it: torch on a GPU or CPU, numpy where torch is absent."""
+"""Back ends that time matrix products: torch on a GPU or CPU, numpy where torch is absent."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Who computes what.
+    """Layout of a training benchmark: parallel sizes, microbatches and the transformer.
 
     Attributes
     ----------

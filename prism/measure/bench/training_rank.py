@@ -43,7 +43,7 @@ class Stopwatch:
         self.times.append([time.perf_counter_ns()])
 
     def lap(self, op: str, microbatch: int = -1, group: Sequence[int] = (), role: str = "", shape: str = "") -> None:  # fmt: skip
-        """What was done since the last lap was `op`."""
+        """Record the time since the last lap as `op`."""
         now = time.perf_counter_ns()
         if len(self.times) == 1:
             self.ops.append((op, microbatch, tuple(group), role, shape))
@@ -83,7 +83,7 @@ class Group:
 
 
 class Doing:
-    """What a rank is computing, for the record of what interrupts it."""
+    """Current op of a rank, for the record of interruptions."""
 
     op, microbatch = "", -1
 
@@ -123,7 +123,7 @@ def _summed(x: torch.Tensor, tp: Group, doing: Doing) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """What one tensor-parallel rank holds of a transformer layer."""
+    """Weights of a transformer layer on one tensor-parallel rank."""
 
     def __init__(self, layout: Layout, tp: Group, doing: Doing, index: int, seed: int) -> None:
         super().__init__()

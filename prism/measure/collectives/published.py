@@ -99,7 +99,7 @@ def _nccl_run(lines: list[str]) -> pd.DataFrame:
 
 
 def _by_factor(table: pd.DataFrame, n: int) -> str:
-    """Which collective it was, from the ratio of both bandwidths at the largest size."""
+    """Infer the collective from the ratio of both bandwidths at the largest size."""
     last = table.loc[table["algbw"].idxmax()]
     ratio = last["busbw"] / last["algbw"] if last["algbw"] > 0 else np.nan
     for name, factor in _FACTORS.items():

@@ -1,4 +1,4 @@
-"""What a fleet is like: components of its variability, devices that stand out, what goes with what."""
+"""Variance components, outlying devices and correlations of a fleet."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _temporal(
 def correlations(
     fleet: xr.Dataset, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> xr.Dataset:
-    """What goes with what: one kernel with another over devices, a duration with clock, power and temperature.
+    """Correlate kernels over devices, and durations with clock, power and temperature.
 
     That a device which is slow in one kernel is slow in another is not a fact but a question; this answers it.
 

@@ -272,7 +272,7 @@ def _named_by_node(rows: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
 
 
 def _of_kernel(rows: pd.DataFrame, signatures: np.ndarray, name: str, path: Path) -> np.ndarray:
-    """What all rows of a kernel have in common."""
+    """Collect the facts that all rows of a kernel share."""
     per = rows.groupby("signature")[name]
     mixed = per.nunique()
     if (mixed > 1).any():

@@ -1,4 +1,4 @@
-"""How much devices differ from each other, and how much each of them varies in time."""
+"""Spatial and temporal variability of a fleet: between devices, and of each device in time."""
 
 from __future__ import annotations
 

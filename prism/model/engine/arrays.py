@@ -26,7 +26,7 @@ class Graph(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """How every op turns random bits into its duration, ``shift + scale T``."""
+    """Map of every op from random bits to its duration, ``shift + scale T``."""
 
     table_of_op: np.ndarray  #: (op,) index of the table that the op reads
     kind: np.ndarray  #: (op,) form of that table: `kernels.CONSTANT`, ..., `kernels.EVENT_STEP`
@@ -79,7 +79,7 @@ class Arrays(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the engine fills; an array without elements is not wanted."""
+    """Results that the engine fills; an array without elements is not wanted."""
 
     step_time: np.ndarray  #: (draw,) seconds
     finish: np.ndarray  #: (chosen op, draw) seconds

@@ -248,7 +248,7 @@ class Bimodal(Parametric):
 @dataclass(frozen=True)
 class HeavyTail(Parametric):
     """LogNormal up to `threshold` (s), generalised Pareto beyond it with probability `tail`: collectives
-    between nodes, whose tail the body does not let expect. `shape` < 1/2, so that a variance exists.
+    between nodes, whose tail is heavier than the body suggests. `shape` < 1/2, so that a variance exists.
 
     Examples
     --------

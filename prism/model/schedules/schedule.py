@@ -20,7 +20,7 @@ class ScheduleError(ValueError):
 
 
 class Op(NamedTuple):
-    """What a rank does at one place of its list.
+    """Op of a pipeline schedule: one entry in the list of a rank.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class Schedule:
                 yield rank, place, op
 
     def waits(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """What each op waits for beside the op before it: (rank, place) to the same of others.
+        """List the ops of other ranks that each op waits for: (rank, place) to the same of others.
 
         A forward waits for that of the stage before; a backward for its own forward and for the backward of
         the stage behind; weights for the backward to the input.

@@ -1,4 +1,4 @@
-"""How ops of measured steps vary together: a coupling by variance components of normal scores.
+"""Fit of the coupling of measured steps, by variance components of normal scores.
 
 Scores are ranks within an op's pool, turned normal: ``z = Phi^-1((rank - 1/2) / n)``, so what is fitted
 does not depend on the shape of any distribution. Pairs of ops are sorted by what they share in a step
@@ -79,7 +79,7 @@ def fit_coupling(
     blocks : int
         Blocks of consecutive steps for the jackknife.
     seed : int
-        Of the simulation that tests for events.
+        Seed of the simulation that tests for events.
     ops : bool ndarray (op,), optional
         Ops that are looked at, all by default.
 

@@ -34,7 +34,7 @@ GIVEN_UP = 5
 
 
 def gap_shifts(measured: MeasuredSteps) -> dict[str, float]:
-    """How much earlier the mean replay is without the effective gaps of each kind of op, relative.
+    """Compute the relative change of the mean replay without the effective gaps of each kind.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def kept_kinds(measured: MeasuredSteps) -> dict[str, float]:
 
 
 def _replays(measured: MeasuredSteps) -> tuple[Callable[[list[str]], float], list[str]]:
-    """How much earlier the mean replay is if only some kinds keep their effective gaps, and all kinds."""
+    """Return the relative change of the mean replay as a function of the kinds kept, and all kinds."""
     dag, gaps = measured.dag, measured.effective_gaps.T
     duration = measured.duration.values.T
     kind = dag.kind

@@ -100,7 +100,7 @@ def _sizes(u: np.ndarray) -> list[int]:
 
 
 def _apart(duration: np.ndarray, size: int) -> bool:
-    """Whether the upper `size` values lie far above the others, in most series."""
+    """Tell whether the upper `size` values lie far above the others, in most series."""
     ordered = np.sort(duration, axis=1)
     return bool(np.mean(ordered[:, -size] > APART * ordered[:, -size - 1]) > MOSTLY)
 

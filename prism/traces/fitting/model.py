@@ -1,4 +1,4 @@
-"""Duration pools from measured steps."""
+"""Fit of a step model to measured steps: duration pools, idle gaps and coupling."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fit_pools(
     ----------
     measured : MeasuredSteps
     family : str
-        As in `prism.model.pools.fit`; ops whose samples have no spread, or are zero at times, stay empirical.
+        Family that `prism.model.pools.fit` takes; ops whose samples have no spread, or are zero at times, stay empirical.
     min_samples : int
         A key with fewer samples gets no pool of its own, so that its ops borrow from the next
         coarser key. The fleet-wide pool of a signature is always there.
@@ -69,13 +69,13 @@ def fit_pools(
 
 
 def borrowing(measured: MeasuredSteps, pools: Mapping[PoolKey, DurationPool]) -> xr.Dataset:
-    """How many samples each place of the step has of its own, and how far it borrows.
+    """Count the samples of each place of the step, and tell how far it borrows from others.
 
     Parameters
     ----------
     measured : MeasuredSteps
     pools : mapping
-        Of `fit_pools`.
+        Pools of `fit_pools`.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def model_from_trace(
     ----------
     trace : Dataset of `read_trace`
     gpus_per_node, family, min_samples
-        As in `build_graph` and `fit_pools`.
+        Passed on to `build_graph` and `fit_pools`.
 
     Returns
     -------
@@ -136,7 +136,7 @@ def model_from_trace(
     Raises
     ------
     TraceError
-        As `build_graph`.
+        If `build_graph` refuses the trace.
     """
     measured = measure_steps(trace, gpus_per_node=gpus_per_node)
     return fit_model(measured, family=family, min_samples=min_samples)
@@ -156,7 +156,7 @@ def fit_model(
     Parameters
     ----------
     measured, family, min_samples
-        As in `fit_pools`.
+        Passed on to `fit_pools`.
     gaps : mapping of op kind to ``effective`` or ``whole``, optional
         Kinds that keep their idle gaps; as `choose_gaps` chooses on these steps if not given.
 

@@ -39,7 +39,7 @@ _COUNT_IN_NAME = re.compile(r"\(\d+\)$")
 
 
 class Node(msgspec.Struct):
-    """What is read of a node, in either form; times in microseconds."""
+    """Node of an execution trace as far as it is read, in either form; times in microseconds."""
 
     id: int = msgspec.field(default=-1, name="Id")
     name: str = msgspec.field(default="", name="Name")

@@ -26,7 +26,7 @@ LONGEST_STEP = 1e7
 
 
 def is_op_level(path: Path) -> bool:
-    """Whether a parquet file has the columns of this format; needs the extra ``parquet``."""
+    """Tell whether a parquet file has the columns of this format; needs the extra ``parquet``."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:

@@ -1,4 +1,4 @@
-"""What device ops and host work of one rank wait for.
+"""Dependencies of the device ops and host work of one rank.
 
 Recorded: the launch of each op, stream waits on events, synchronising calls. Inferred, and marked so, where
 the profiler does not say: a collective waits for the compute launched before it, as c10d makes it; an op
@@ -134,7 +134,7 @@ def _idle_in_graphs(ops: DeviceOps, member: np.ndarray, times: Times, usual: int
 
 
 def _obeyed(times: Times, before: int, after: int) -> bool:
-    """Whether `after` started when `before` had ended, in every step."""
+    """Tell whether `after` started when `before` had ended, in every step."""
     return bool(np.all(times.start[:, after] >= times.end[:, before] - ROUNDING))
 
 

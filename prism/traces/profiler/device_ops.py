@@ -249,7 +249,7 @@ def _by_external_id(events: Events, row, shape, shaped, ops) -> None:
 
 
 def _communications(events: Events, row, call, cpu) -> dict[int, Communication]:
-    """Of each device op that communicates: what it says, or the record before its launch on that thread."""
+    """Find the communication record of each device op: its own, or the one before its launch."""
     texts = events.texts
     out: dict[int, Communication] = {}
     records = np.array([r for r in cpu if r in events.communication

@@ -37,7 +37,7 @@ from prism.traces.records import TraceError
 
 
 class Kind(enum.IntEnum):
-    """What an event is."""
+    """Kind of a profiler event."""
 
     DEVICE = 0  # kernel, memcpy, memset
     CALL = 1  # runtime or driver call

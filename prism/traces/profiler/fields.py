@@ -70,7 +70,7 @@ class ExactEvent(Event, gc=False):
 
 
 class Communication(NamedTuple):
-    """What a collective or transfer says about itself; None where it does not."""
+    """Facts that a collective or transfer records about itself; None where it does not."""
 
     name: str
     dtype: str
@@ -106,7 +106,7 @@ def digits(text: int | str | None) -> int:
 
 
 def communication_of(a: Args) -> Communication:
-    """What the arguments of an event say of a collective."""
+    """Read the facts of a collective from the arguments of an event."""
     return Communication(
         name=a.collective or "",
         dtype=a.dtype or "",

@@ -19,7 +19,7 @@ LEAST_WAIT = 10_000
 
 
 def has_device(events: Events) -> bool:
-    """Whether anything ran on a device."""
+    """Tell whether anything ran on a device."""
     return bool(np.any(events.kind == Kind.DEVICE))
 
 

@@ -162,7 +162,7 @@ class EventStream:
         )
 
     def _document(self, before: bytes, after: bytes) -> dict[str, Any]:
-        """What stands around the events, as a mapping; a bare list has nothing."""
+        """Return the document around the events, as a mapping; a bare list has nothing."""
         if not before.strip() and not after.strip():
             return {}
         text = before.rstrip() + b'"traceEvents": []' + after
@@ -191,7 +191,7 @@ class _Window:
         return self.end - self.begin
 
     def room(self) -> memoryview:
-        """Where to read more to: the text moves to the front, the buffer grows if it is full."""
+        """Make room to read more: the text moves to the front, the buffer grows if it is full."""
         size = self.size
         if self.begin > 1:
             self.buffer[1 : 1 + size] = self.buffer[self.begin : self.end]

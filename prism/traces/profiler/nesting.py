@@ -1,4 +1,4 @@
-"""Which CPU op a moment lies in: ops of one thread nest like brackets."""
+"""Nesting of CPU ops: the op that a moment lies in, since ops of one thread nest like brackets."""
 
 from __future__ import annotations
 

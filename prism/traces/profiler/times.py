@@ -22,14 +22,14 @@ def integers(values: list[int | None]) -> np.ndarray:
 
 
 def needs_exact(times: list) -> bool:
-    """Whether some time is a decimal that a float64 rounds by more than half a nanosecond."""
+    """Tell whether a float64 would round some decimal time by more than half a nanosecond."""
     if not times or -EXACT_AS_FLOAT < min(times) <= max(times) < EXACT_AS_FLOAT:
         return False
     return any(t.__class__ is float and not -EXACT_AS_FLOAT < t < EXACT_AS_FLOAT for t in times)
 
 
 def float_ns(microseconds: list) -> np.ndarray:
-    """Whole nanoseconds, exact below `EXACT_AS_FLOAT`."""
+    """Convert to whole nanoseconds, exact below `EXACT_AS_FLOAT`."""
     x = np.array(microseconds, np.float64)
     x = np.where(np.isfinite(x) & (np.abs(x) < LONGEST_NS / 1000), x, 2.0 * LONGEST_NS / 1000)
     whole = np.floor(x)
@@ -37,7 +37,7 @@ def float_ns(microseconds: list) -> np.ndarray:
 
 
 def exact_ns(microseconds: list) -> np.ndarray:
-    """Whole nanoseconds from decimals, exact."""
+    """Convert decimals to whole nanoseconds, exactly."""
 
     def ns(t: Decimal) -> int:
         try:
